@@ -21,8 +21,7 @@ impl Dataflow {
         let nodes: HashMap<OpId, NodeIndex> = f.ops(b).map(|op| (op, graph.add_node(op))).collect();
         for op in f.ops(b) {
             for &v in f.op(op).results() {
-                let mut readers: Vec<OpId> =
-                    f.users(v).into_iter().filter_map(|user| f.ancestor_in(user, b)).collect();
+                let mut readers: Vec<OpId> = f.users(v).into_iter().filter_map(|user| f.ancestor_in(user, b)).collect();
                 readers.dedup();
                 for reader in readers {
                     graph.add_edge(nodes[&op], nodes[&reader], v);

@@ -24,7 +24,7 @@ use std::rc::Rc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::ir::{DType, Def, Dim, Function, LiteralData, OpId, Operand, Shape, ValueId};
-use crate::opset::views;
+use crate::opset::views::{self, AxisSlice};
 
 /// Longest index list that is tried for a fit, and longest chain of views that is followed.
 const MAX_INDEX_LIST: usize = 65_536;
@@ -435,8 +435,7 @@ fn fit(list: &[i64]) -> Option<Axis> {
             run += 1;
         }
         let fits = |n: usize| {
-            list.len() % n == 0
-                && list.chunks_exact(n).all(|c| (1..n).all(|i| c[i].wrapping_sub(c[i - 1]) == step))
+            list.len() % n == 0 && list.chunks_exact(n).all(|c| (1..n).all(|i| c[i].wrapping_sub(c[i - 1]) == step))
         };
         let n = (2..=run).rev().find(|&n| fits(n))?;
         digits.push(Digit::new(Dim::known(n as u64), Stride::known(step)));
@@ -500,10 +499,8 @@ impl<'f> Layouts<'f> {
             if let Some(&first) = operands.first() {
                 let known = self.known.borrow();
                 for layout in known[&first].iter().take(MAX_CHAIN) {
-                    let parts: Option<Vec<Layout>> = operands
-                        .iter()
-                        .map(|o| known[o].iter().find(|l| l.source == layout.source).cloned())
-                        .collect();
+                    let parts: Option<Vec<Layout>> =
+                        operands.iter().map(|o| known[o].iter().find(|l| l.source == layout.source).cloned()).collect();
                     if let Some(l) = parts.and_then(|p| transfer(self.f, op, index as usize, &ty.shape, &p)) {
                         debug_assert_eq!(l.axes.len(), ty.shape.len());
                         if (0..ty.shape.len()).all(|i| l.extent(i).as_ref() == Some(&ty.shape[i])) {
@@ -562,7 +559,7 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
         "tile" => x.tile(&views::Tile::of(f, op)?.reps?.iter().map(|&n| Dim::known(n)).collect::<Vec<_>>()),
         "concat" => {
             let view = views::Concat::of(f, op)?;
-            if view.interleave { None } else { Layout::concat(parts, view.axis) }
+            if f.bool(op, "interleave") == Some(true) { None } else { Layout::concat(parts, view.axis) }
         }
         "stack" => {
             let axis = normalise(f.int(op, "axis")?, shape.len())?;
@@ -579,23 +576,14 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
         "slice_by_index" => {
             let slice = views::Slice::of(f, op)?;
             let mut out = x.clone();
-            let mut squeezed = SmallVec::<[usize; 5]>::new();
             for (i, axis) in slice.axes.iter().enumerate() {
-                if axis.is_full() {
-                    continue;
-                }
-                let (begin, step, len) = axis.bounds()?;
-                if len == 0 {
-                    return None;
-                }
-                out = out.slice(i, begin, step, len)?;
-                if axis.squeeze {
-                    squeezed.push(i);
+                if !takes_all(axis, &x.extent(i)?) {
+                    let (begin, step, len) = static_bounds(axis)?;
+                    out = out.slice(i, begin, step, len)?;
                 }
             }
             for (i, axis) in slice.axes.iter().enumerate().rev() {
                 if axis.squeeze {
-                    debug_assert!(out.axes[i].is_empty());
                     out.axes.remove(i);
                 }
             }
@@ -655,6 +643,17 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
         }
         _ => None,
     }
+}
+
+/// Whether a slice takes the whole of an axis of size `dim`, in order.
+pub fn takes_all(axis: &AxisSlice, dim: &Dim) -> bool {
+    axis.begin == Some(0) && axis.stride == 1 && axis.extent.as_ref() == Some(dim)
+}
+
+/// First index, step and number of indices of a slice whose bounds are known and which is not empty.
+fn static_bounds(axis: &AxisSlice) -> Option<(i64, i64, u64)> {
+    let len = axis.extent.as_ref()?.as_known().filter(|&n| n > 0)?;
+    Some((i64::try_from(axis.begin?).ok()?, axis.stride, len))
 }
 
 fn normalise(axis: i64, rank: usize) -> Option<usize> {

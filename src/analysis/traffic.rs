@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::ir::{Function, OpId, ValueId};
 use crate::opset::views;
 
-use super::layout::{Digit, Layout, Layouts};
+use super::layout::{Digit, Layout, Layouts, takes_all};
 use super::spelling::moves_only_unit_axes;
 
 /// The disclaimer that goes with every printed number.
@@ -148,11 +148,11 @@ pub fn is_view(f: &Function, op: OpId) -> bool {
 fn slices_leading_axis(f: &Function, op: OpId) -> bool {
     let Some(slice) = views::Slice::of(f, op) else { return false };
     let Some(shape) = f.op(op).value("x").and_then(|x| f.tensor(x)) else { return false };
-    let cut = slice.axes.iter().position(|a| !a.is_full());
-    cut.is_none_or(|cut| {
-        shape.shape[..cut].iter().all(|d| d.is_one())
-            && slice.axes[cut + 1..].iter().all(|a| a.is_full())
-            && slice.axes[cut].bounds().is_none_or(|(_, step, len)| step == 1 || len == 1)
+    let whole = |i: usize| shape.shape.get(i).is_some_and(|d| takes_all(&slice.axes[i], d));
+    let rank = slice.axes.len();
+    (0..rank).find(|&i| !whole(i)).is_none_or(|cut| {
+        let one_run = slice.axes[cut].stride == 1 || slice.axes[cut].extent.as_ref().is_some_and(|n| n.is_one());
+        shape.shape[..cut].iter().all(|d| d.is_one()) && (cut + 1..rank).all(whole) && one_run
     })
 }
 

@@ -51,16 +51,25 @@ impl Pass for GqaFold {
 
     fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome {
         let first_new = f.op_capacity();
-        let mut outcome = drive(f, &[self], budget);
+        let mut outcome = drive(f, &[&Fold { first_new }], budget);
         outcome.extend(sink::run(f, |op| op.index() >= first_new, budget));
         outcome
     }
 }
 
-impl Rule for GqaFold {
+/// The rule: a matmul at a time.
+struct Fold {
+    /// Ops from this index on were made by this run: they say nothing about the model.
+    first_new: usize,
+}
+
+impl Rule for Fold {
     fn rewrite(&self, cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
         match &**cx.f.op(op).kind() {
-            "matmul" => fold(cx, op),
+            "matmul" => match fold(cx, op) {
+                Err(_) if op.index() >= self.first_new => Err(NoMatch::UNRELATED),
+                answer => answer,
+            },
             "tile" => Err(unconsumed(cx, op)),
             "scaled_dot_product_attention" => Err(fused(cx, op)),
             _ => Err(NoMatch::UNRELATED),
@@ -119,16 +128,8 @@ fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
                 "the queries are stored transposed with more than one row: their reshape would move data",
             ));
         }
-        let product = Product {
-            rows: m.x,
-            columns: m.y,
-            columns_by_row: m.transpose_y,
-            heads,
-            q_len,
-            k,
-            n,
-            dtype: x.dtype,
-        };
+        let product =
+            Product { rows: m.x, columns: m.y, columns_by_row: m.transpose_y, heads, q_len, k, n, dtype: x.dtype };
         return product.fold(cx, op, result);
     }
     if n > 1 {
@@ -199,18 +200,14 @@ impl Product {
         let dying = dying_chain(f, self.columns, shared.source, op)?;
         let small: u64 = value_bytes(f, self.columns) / group;
         patch.bytes_saved = (value_bytes(f, self.columns) - small) + dying;
-        patch.bytes_added =
-            if shared.steps.iter().any(|s| matches!(s, Step::Transpose(..))) { 2 * small } else { 0 };
+        patch.bytes_added = if shared.steps.iter().any(|s| matches!(s, Step::Transpose(..))) { 2 * small } else { 0 };
         if patch.bytes_saved <= patch.bytes_added {
             return Err(NoMatch::because(format!(
                 "no bytes gained: {} saved, {} moved instead",
                 patch.bytes_saved, patch.bytes_added
             )));
         }
-        patch.form = format!(
-            "rows: {} query heads x {} rows onto {kv_heads} KV heads",
-            self.heads, self.q_len
-        );
+        patch.form = format!("rows: {} query heads x {} rows onto {kv_heads} KV heads", self.heads, self.q_len);
         Ok(patch)
     }
 
@@ -291,9 +288,11 @@ fn dying_chain(f: &Function, columns: ValueId, source: ValueId, reader: OpId) ->
             continue;
         }
         let Some(op) = f.producer(v) else { continue };
-        let unread = f.op(op).results().iter().all(|&r| {
-            f.value(r).uses().iter().all(|u| u.op().is_some_and(|user| dead.contains(&user)))
-        });
+        let unread = f
+            .op(op)
+            .results()
+            .iter()
+            .all(|&r| f.value(r).uses().iter().all(|u| u.op().is_some_and(|user| dead.contains(&user))));
         if !unread || dead.contains(&op) {
             continue;
         }

@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::analysis::layout::Layouts;
+use crate::analysis::layout::{Layouts, takes_all};
 use crate::analysis::spelling::{self, Step};
 use crate::ir::{Function, Literal, OpId, Operand, TensorType, Use, ValueId};
 use crate::opset::views;
@@ -235,9 +235,10 @@ impl Region {
             .collect();
         // An entry that is also read outside stays.
         let only_members_read = |entry: &&OpId| {
-            f.op(**entry).results().iter().all(|&v| {
-                f.value(v).uses().iter().all(|u| u.op().is_some_and(|user| self.members.contains(&user)))
-            })
+            f.op(**entry)
+                .results()
+                .iter()
+                .all(|&v| f.value(v).uses().iter().all(|u| u.op().is_some_and(|user| self.members.contains(&user))))
         };
         let gone = self.entries.iter().filter(only_members_read).count() + self.exits.len();
         gone as i64 - (self.leaks.len() + added.len()) as i64
@@ -311,13 +312,7 @@ impl Region {
         t.commit()
     }
 
-    fn spell(
-        &self,
-        t: &mut Transaction<'_>,
-        before: OpId,
-        v: ValueId,
-        steps: &[Step],
-    ) -> Result<ValueId, PatchError> {
+    fn spell(&self, t: &mut Transaction<'_>, before: OpId, v: ValueId, steps: &[Step]) -> Result<ValueId, PatchError> {
         let name = format!("{}_grouped", t.value(v).name());
         let mut at = v;
         for step in steps {
@@ -346,11 +341,7 @@ impl Region {
         let old = sizes.clone();
         for (axis, head, folded) in [
             (self.fold.axis, self.fold.heads, self.fold.kv_heads),
-            (
-                self.fold.axis + 1,
-                self.fold.q_len,
-                self.fold.heads / self.fold.kv_heads * self.fold.q_len,
-            ),
+            (self.fold.axis + 1, self.fold.q_len, self.fold.heads / self.fold.kv_heads * self.fold.q_len),
         ] {
             if let Some(n) = sizes.get_mut(axis)
                 && *n == head as i64
@@ -412,12 +403,66 @@ impl Region {
 
 /// Element by element, operands aligned to the right.
 const ELEMENTWISE: &[&str] = &[
-    "abs", "acos", "add", "asin", "atan", "atanh", "cast", "ceil", "clamped_relu", "clip", "cos", "cosh", "elu",
-    "equal", "erf", "exp", "exp2", "floor", "floor_div", "gelu", "greater", "greater_equal", "identity", "inverse",
-    "leaky_relu", "less", "less_equal", "linear_activation", "log", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "maximum", "minimum", "mod", "mul", "not_equal", "pow", "real_div", "relu", "relu6", "round",
-    "rsqrt", "scaled_tanh", "select", "sigmoid", "sigmoid_hard", "sign", "silu", "sin", "sinh", "softplus", "softsign",
-    "sqrt", "square", "sub", "tan", "tanh", "threshold",
+    "abs",
+    "acos",
+    "add",
+    "asin",
+    "atan",
+    "atanh",
+    "cast",
+    "ceil",
+    "clamped_relu",
+    "clip",
+    "cos",
+    "cosh",
+    "elu",
+    "equal",
+    "erf",
+    "exp",
+    "exp2",
+    "floor",
+    "floor_div",
+    "gelu",
+    "greater",
+    "greater_equal",
+    "identity",
+    "inverse",
+    "leaky_relu",
+    "less",
+    "less_equal",
+    "linear_activation",
+    "log",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "mod",
+    "mul",
+    "not_equal",
+    "pow",
+    "real_div",
+    "relu",
+    "relu6",
+    "round",
+    "rsqrt",
+    "scaled_tanh",
+    "select",
+    "sigmoid",
+    "sigmoid_hard",
+    "sign",
+    "silu",
+    "sin",
+    "sinh",
+    "softplus",
+    "softsign",
+    "sqrt",
+    "square",
+    "sub",
+    "tan",
+    "tanh",
+    "threshold",
 ];
 
 /// Whether a parameter's elements belong to the elements of the result, rather than saying how it is computed.
@@ -478,7 +523,10 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: crate::ir::BlockId) -> Res
         }
         "slice_by_index" => {
             let Some(slice) = views::Slice::of(f, op) else { return Err("has bounds that are not constant".into()) };
-            let whole = |a: usize| slice.axes.get(a).is_some_and(|s| s.is_full() && !s.squeeze);
+            let whole = |a: usize| {
+                let size = data.value("x").and_then(|x| f.tensor(x)?.shape.get(a));
+                size.is_some_and(|d| slice.axes.get(a).is_some_and(|s| takes_all(s, d) && !s.squeeze))
+            };
             if !(whole(fold.axis) && whole(fold.axis + 1)) {
                 return mixes();
             }
@@ -520,9 +568,8 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: crate::ir::BlockId) -> Res
         }
         _ => return Err(format!("({}) is not an op that the reshape can pass", data.kind())),
     }
-    let head_layout = |v: &ValueId| {
-        f.tensor(*v).and_then(TensorType::known_shape).is_some_and(|s| fold.is_head_layout(&s))
-    };
+    let head_layout =
+        |v: &ValueId| f.tensor(*v).and_then(TensorType::known_shape).is_some_and(|s| fold.is_head_layout(&s));
     if data.results().iter().all(head_layout) {
         Ok(())
     } else {

@@ -1,13 +1,13 @@
 //! Erasing what nothing reads.
 
 use crate::ir::{Def, Function, OpId, ValueId};
-use crate::opset::{Effect, effect_of};
+use crate::opset::effect_of;
 
 /// Whether an op may be erased: it has an effect on nothing, nothing reads it, and it carries nothing that would be
 /// lost with it.
 pub fn is_erasable(f: &Function, op: OpId) -> bool {
     let data = f.op(op);
-    matches!(effect_of(f, op), Effect::Pure | Effect::ReadsState)
+    effect_of(f, op).is_erasable()
         && data.unmodelled().is_none()
         && f.check_editable(op).is_ok()
         && data.results().iter().all(|&v| f.value(v).uses().is_empty())

@@ -1,6 +1,8 @@
 //! Patches: rewrites as owned values.
 
-use crate::ir::{DType, Dim, Function, Literal, Name, OpId, OpSpec, Operand, Place, TensorType, Use, ValueId, ValueType};
+use crate::ir::{
+    DType, Dim, Function, Literal, Name, OpId, OpSpec, Operand, Place, TensorType, Use, ValueId, ValueType,
+};
 
 use super::dead::erase_dead;
 
@@ -251,7 +253,8 @@ impl Patch {
                     Input::Many(refs) => refs.iter().map(resolve).collect::<Result<_, _>>()?,
                     Input::Const(l) => {
                         let base = results.first().map_or("const", |(n, _)| n.as_str());
-                        let (op, v) = insert_const(f, Place::Before(self.before), &format!("{base}_{param}"), l.clone());
+                        let (op, v) =
+                            insert_const(f, Place::Before(self.before), &format!("{base}_{param}"), l.clone());
                         inserted.push(op);
                         vec![Operand::Value(v)]
                     }
@@ -267,11 +270,7 @@ impl Patch {
             if let Some(types) = crate::opset::infer(f, op)? {
                 for (have, want) in types.iter().zip(&want) {
                     if have != want {
-                        return Err(PatchError::Type {
-                            what: f.describe(op),
-                            have: have.clone(),
-                            want: want.clone(),
-                        });
+                        return Err(PatchError::Type { what: f.describe(op), have: have.clone(), want: want.clone() });
                     }
                 }
             }

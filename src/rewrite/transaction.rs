@@ -100,8 +100,7 @@ impl<'f> Transaction<'f> {
     ) -> Result<ValueId, PatchError> {
         let dims: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
         let shape = self.insert_const(before, &format!("{name}_shape"), Literal::ints(&dims));
-        let inputs =
-            vec![("x".into(), vec![Operand::Value(x)]), ("shape".into(), vec![Operand::Value(shape)])];
+        let inputs = vec![("x".into(), vec![Operand::Value(x)]), ("shape".into(), vec![Operand::Value(shape)])];
         self.insert(before, "reshape", name, inputs)
     }
 
