@@ -4,6 +4,7 @@
 //! unknown. [`infer`] computes result types, [`refine`] replaces unknown sizes of a function that was read from a file
 //! by what inference proves, [`views`] read the ops that rewrites look at, and [`Builder`] makes functions from nothing.
 
+mod builder;
 mod effect;
 mod infer;
 mod signature;
@@ -11,6 +12,7 @@ mod table;
 mod refine;
 pub mod views;
 
+pub use builder::{Arg, BuildError, Builder, Size, program};
 pub use effect::{Effect, Effects, effect_of};
 pub use infer::{InferError, Problem, infer};
 pub use signature::{Accepts, Default, OpDef, ParamDef, Version};
