@@ -9,7 +9,7 @@ use crate::ir::{
     ValueType,
 };
 
-use super::infer::{InferError, Stop, guess_any, located};
+use super::infer::{InferError, Stop, guess_any};
 use super::{fresh_type, row};
 
 pub use interface::Size;
@@ -303,7 +303,9 @@ impl Builder {
             Ok(Some(guesses)) => Ok(guesses),
             Ok(None) => Err(BuildError::Opaque { function: function(), kind: kind() }),
             Err(Stop::Unknown) => Err(BuildError::Untyped { function: function(), kind: kind() }),
-            Err(Stop::Wrong(problem)) => Err(located(&self.f, op, problem).into()),
+            Err(Stop::Wrong(problem)) => {
+                Err(InferError { function: function(), op: format!("{} `{name}`", kind()), problem }.into())
+            }
         };
         let guesses = guesses.inspect_err(|_| self.f.erase_op(op))?;
         let mut results = Vec::with_capacity(guesses.len());

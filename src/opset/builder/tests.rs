@@ -43,7 +43,7 @@ fn wrong_ops_are_taken_back() {
     let x = b.input("x", DType::F16, &[2, 3]).unwrap();
     let y = b.input("y", DType::F32, &[2, 3]).unwrap();
     let error = b.add(x, y).unwrap_err().to_string();
-    assert_eq!(error, "function `main`: add @op0: parameter `y` has element type fp32, `x` has fp16: they must be equal");
+    assert_eq!(error, "function `main`: add `add`: parameter `y` has element type fp32, `x` has fp16: they must be equal");
     assert!(b.function().ops(b.function().body()).next().is_none());
     assert!(matches!(b.op("lstm", []), Err(BuildError::Opaque { .. })));
     assert!(matches!(b.input("x", DType::F16, &[1]), Err(BuildError::NameTaken { .. })));

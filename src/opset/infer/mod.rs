@@ -243,7 +243,7 @@ pub(crate) fn guess_any(f: &Function, op: OpId) -> Result<Option<Vec<Guess>>, St
     (def.infer)(&c).map(Some)
 }
 
-pub(crate) fn located(f: &Function, op: OpId, problem: Problem) -> InferError {
+fn located(f: &Function, op: OpId, problem: Problem) -> InferError {
     InferError { function: f.name().clone(), op: f.describe(op), problem }
 }
 
