@@ -14,3 +14,5 @@ pub mod interp;
 pub mod rewrite;
 pub mod passes;
 pub mod equiv;
+#[cfg(feature = "cli")]
+pub mod cli;
