@@ -29,6 +29,8 @@ pub mod interp;
 pub mod rewrite;
 pub mod passes;
 pub mod equiv;
+#[cfg(feature = "cli")]
+pub mod cli;
 mod error;
 
 pub use error::Error;

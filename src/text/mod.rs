@@ -41,7 +41,7 @@ mod tests;
 
 pub use lex::ParseError;
 pub use parse::parse;
-pub use print::{PrintOptions, print, print_function, print_op, print_program};
+pub use print::{PrintOptions, print_function, print_op, print_program};
 
 /// How deep types, values and blocks may nest in text.
 const MAX_DEPTH: usize = 64;

@@ -23,42 +23,48 @@ pub struct PrintOptions {
     pub elide_above: Option<u64>,
 }
 
+impl PrintOptions {
+    /// The program.
+    pub fn program(&self, p: &Program) -> String {
+        let version = if p.specification_version() >= 9 { "1.3" } else { "1.0" };
+        let mut out = format!("program({version}) [specificationVersion = {}", p.specification_version());
+        if let Some(name) = p.default_function() {
+            let _ = write!(out, ", defaultFunction = {}", value::quoted(name, '"'));
+        }
+        out.push_str("] {\n");
+        for f in p.functions() {
+            let mut printer = Printer::new(f, *self);
+            printer.indent = 1;
+            printer.function();
+            out.push_str(&printer.out);
+        }
+        out.push_str("}\n");
+        out
+    }
+
+    /// One function, without the program around it.
+    pub fn function(&self, f: &Function) -> String {
+        let mut printer = Printer::new(f, *self);
+        printer.function();
+        printer.out
+    }
+}
+
 /// The program in the short spelling.
 pub fn print_program(p: &Program) -> String {
-    print(p, PrintOptions::default())
+    PrintOptions::default().program(p)
 }
 
 /// One function in the short spelling.
 pub fn print_function(f: &Function) -> String {
-    let mut printer = Printer::new(f, PrintOptions::default());
-    printer.function();
-    printer.out
+    PrintOptions::default().function(f)
 }
 
-/// One op in the short spelling, without its nested blocks' content.
+/// One op in the short spelling, without its nested blocks and long constants.
 pub fn print_op(f: &Function, op: OpId) -> String {
-    let options = PrintOptions { full: false, elide_above: Some(INLINE_ELEMENTS) };
-    let mut printer = Printer::new(f, options);
+    let mut printer = Printer::new(f, PrintOptions { full: false, elide_above: Some(INLINE_ELEMENTS) });
     printer.op_head(op);
     printer.out
-}
-
-/// The program in the spelling that `options` selects.
-pub fn print(p: &Program, options: PrintOptions) -> String {
-    let version = if p.specification_version() >= 9 { "1.3" } else { "1.0" };
-    let mut out = format!("program({version}) [specificationVersion = {}", p.specification_version());
-    if let Some(name) = p.default_function() {
-        let _ = write!(out, ", defaultFunction = {}", value::quoted(name, '"'));
-    }
-    out.push_str("] {\n");
-    for f in p.functions() {
-        let mut printer = Printer::new(f, options);
-        printer.indent = 1;
-        printer.function();
-        out.push_str(&printer.out);
-    }
-    out.push_str("}\n");
-    out
 }
 
 /// A name, in backticks where it must be.

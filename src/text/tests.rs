@@ -7,7 +7,7 @@ use super::*;
 use crate::ir::*;
 
 fn full(p: &Program) -> String {
-    print(p, PrintOptions { full: true, elide_above: None })
+    PrintOptions { full: true, elide_above: None }.program(p)
 }
 
 /// An op, its name attribute included.
@@ -234,7 +234,7 @@ fn odd_literals() {
 #[test]
 fn elided_text_says_so() {
     let p = parse("program(1.3) { func f<o>() { tensor<int32, [3]> a = const(val = [1, 2, 3]); } -> (a); }").unwrap();
-    let text = print(&p, PrintOptions { full: false, elide_above: Some(2) });
+    let text = PrintOptions { full: false, elide_above: Some(2) }.program(&p);
     assert_snapshot!(text, @r"
     program(1.0) [specificationVersion = 1] {
       func f<o>() {
