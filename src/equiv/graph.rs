@@ -10,7 +10,7 @@ pub(super) struct Graph {
 #[derive(Clone)]
 pub(super) enum Arg {
     Value(ValueId),
-    Constant(Literal),
+    Constant(Box<Literal>),
 }
 
 impl From<ValueId> for Arg {
@@ -21,25 +21,25 @@ impl From<ValueId> for Arg {
 
 impl From<Literal> for Arg {
     fn from(l: Literal) -> Arg {
-        Arg::Constant(l)
+        Arg::Constant(Box::new(l))
     }
 }
 
 impl From<i64> for Arg {
     fn from(n: i64) -> Arg {
-        Arg::Constant(Literal::int(n))
+        Literal::int(n).into()
     }
 }
 
 impl From<&[i64]> for Arg {
     fn from(n: &[i64]) -> Arg {
-        Arg::Constant(Literal::ints(n))
+        Literal::ints(n).into()
     }
 }
 
 impl From<&str> for Arg {
     fn from(s: &str) -> Arg {
-        Arg::Constant(Literal::string(s))
+        Literal::string(s).into()
     }
 }
 
@@ -70,13 +70,7 @@ impl Graph {
         self.variadic(kind, name, ty, args.into_iter().map(|(p, a)| (p, vec![a])).collect())
     }
 
-    pub(super) fn variadic(
-        &mut self,
-        kind: &str,
-        name: &str,
-        ty: TensorType,
-        args: Vec<(&str, Vec<Arg>)>,
-    ) -> ValueId {
+    pub(super) fn variadic(&mut self, kind: &str, name: &str, ty: TensorType, args: Vec<(&str, Vec<Arg>)>) -> ValueId {
         let inputs = args
             .into_iter()
             .map(|(param, args)| (param.into(), args.into_iter().map(|a| self.operand(a)).collect()))
@@ -90,8 +84,7 @@ impl Graph {
     }
 
     pub(super) fn write_state(&mut self, state: ValueId, data: ValueId) {
-        let inputs =
-            [("input", state), ("data", data)].map(|(p, v)| (p.into(), vec![Operand::Value(v)])).to_vec();
+        let inputs = [("input", state), ("data", data)].map(|(p, v)| (p.into(), vec![Operand::Value(v)])).to_vec();
         let spec = OpSpec { kind: "write_state".into(), inputs, attributes: Vec::new(), results: Vec::new() };
         self.f.insert_op(Place::End(self.f.body()), spec);
     }
@@ -103,7 +96,7 @@ impl Graph {
     fn operand(&mut self, arg: Arg) -> Operand {
         match arg {
             Arg::Value(v) => Operand::Value(v),
-            Arg::Constant(l) => Operand::Literal(self.f.intern(l)),
+            Arg::Constant(l) => Operand::Literal(self.f.intern(*l)),
         }
     }
 }

@@ -220,9 +220,8 @@ fn mask(
     let columns = shape.last().copied().unwrap_or(1).max(1);
     let rows = shape.iter().rev().nth(1).copied().unwrap_or(1).max(1);
     let position = position.unwrap_or(columns.saturating_sub(rows) as i64);
-    let open = (0..count).map(|i| {
-        pattern.lets_through((i / columns % rows) as i64, (i % columns) as i64, position, columns as i64)
-    });
+    let open = (0..count)
+        .map(|i| pattern.lets_through((i / columns % rows) as i64, (i % columns) as i64, position, columns as i64));
     match dtype {
         DType::Bool => Tensor::bools(shape, &open.collect::<Vec<_>>()),
         _ => Tensor::floats(dtype, shape, &open.map(|o| if o { 0.0 } else { hidden }).collect::<Vec<_>>()),

@@ -95,7 +95,7 @@ pub enum EquivError {
         step: usize,
         /// What the interpreter says.
         #[source]
-        source: InterpError,
+        source: Box<InterpError>,
     },
 }
 
@@ -166,7 +166,11 @@ fn same_interface(a: &Function, b: &Function) -> Result<(), EquivError> {
                 return Err(differ(format!("only the first program has the {what} `{name}`")));
             };
             if !same_type(a, v, b, w) {
-                return Err(differ(format!("the {what} `{name}` is {} in one program, {} in the other", a.ty(v), b.ty(w))));
+                return Err(differ(format!(
+                    "the {what} `{name}` is {} in one program, {} in the other",
+                    a.ty(v),
+                    b.ty(w)
+                )));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The outcome of a comparison, for people and as JSON.
 
+use std::cmp::Reverse;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
@@ -156,7 +157,7 @@ impl fmt::Display for FunctionReport {
         let mut rows: Vec<(&str, &TensorReport)> = self.outputs.iter().map(|t| ("output", t)).collect();
         rows.extend(self.states.iter().map(|t| ("state", t)));
         if rows.len() > MAX_ROWS {
-            rows.sort_by(|(_, x), (_, y)| y.verdict.cmp(&x.verdict));
+            rows.sort_by_key(|(_, t)| Reverse(t.verdict));
         }
         let width = rows.iter().take(MAX_ROWS).map(|(_, t)| t.name.chars().count()).max().unwrap_or(0);
         for (kind, t) in rows.iter().take(MAX_ROWS) {

@@ -139,12 +139,10 @@ impl<'f> Trial<'f> {
             let case = step % self.cases.len();
             let (shapes, generator) = &self.cases[case];
             let inputs = generator.inputs(shapes, step, &mut self.rng)?;
-            let before = states.clone();
             match self.a.run(step, &inputs, states) {
                 Ok(outputs) => return Ok((inputs, outputs)),
                 Err(e) if case == 0 => return Err(e),
                 Err(_) => {
-                    *states = before;
                     let (shapes, _) = self.cases.remove(case);
                     outcome.notes.push(format!("not run with the shapes {}", describe(&shapes)));
                 }
@@ -165,10 +163,10 @@ impl<'f> Trial<'f> {
         })?;
         let mut first = None;
         self.b.observe(step, inputs, &mut states_b, |name, op, print| {
-            if let (None, Some((theirs, old))) = (&first, seen.remove(&name)) {
-                if old != print {
-                    first = Some(Divergence { step, a: theirs, b: op });
-                }
+            if let (None, Some((theirs, old))) = (&first, seen.remove(&name))
+                && old != print
+            {
+                first = Some(Divergence { step, a: theirs, b: op });
             }
         })?;
         Ok(first)
@@ -226,5 +224,5 @@ impl<'f> Runner<'f> {
 }
 
 fn failed(program: Side, step: usize, source: InterpError) -> EquivError {
-    EquivError::Run { program, step, source }
+    EquivError::Run { program, step, source: Box::new(source) }
 }

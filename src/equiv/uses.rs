@@ -131,7 +131,7 @@ impl Search<'_> {
     fn is_wrapped_index(&self, op: OpId) -> bool {
         let data = self.f.op(op);
         let Some(test) = data.value("cond").and_then(|c| self.f.producer(c)) else { return false };
-        self.f.op(test).kind() == &"greater_equal"
+        *self.f.op(test).kind() == "greater_equal"
             && self.f.op(test).value("x") == data.value("a")
             && self.f.int(test, "y") == Some(0)
     }
@@ -206,8 +206,8 @@ impl Search<'_> {
         let squeezed = self.f.ints(op, "squeeze_mask").unwrap_or_default();
         let set = |mask: &[i64], axis: usize| mask.get(axis).is_some_and(|&m| m != 0);
         let (start, len) = flow.at.unwrap_or((0, shape.len()));
-        for axis in start..start.saturating_add(len).min(shape.len()) {
-            let Some(extent) = shape[axis] else { continue };
+        for (axis, extent) in shape.into_iter().enumerate().skip(start).take(len) {
+            let Some(extent) = extent else { continue };
             if set(&masked, axis) || param == "end" && set(&squeezed, axis) {
                 continue;
             }
@@ -239,14 +239,38 @@ impl Search<'_> {
 
 /// Ops that move, scale or retype a mask without making it something else; the mask is their `x` or `y`.
 const CARRIERS: &[&str] = &[
-    "cast", "identity", "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "tile",
-    "mul", "logical_and", "logical_or", "logical_not",
+    "cast",
+    "identity",
+    "expand_dims",
+    "squeeze",
+    "reshape",
+    "transpose",
+    "slice_by_index",
+    "slice_by_size",
+    "tile",
+    "mul",
+    "logical_and",
+    "logical_or",
+    "logical_not",
 ];
 
 /// Ops between a matmul and a softmax that keep scores scores.
 const SCORE_OPS: &[&str] = &[
-    "add", "sub", "mul", "real_div", "maximum", "minimum", "clip", "tanh", "cast", "select", "reshape", "expand_dims",
-    "squeeze", "transpose", "concat",
+    "add",
+    "sub",
+    "mul",
+    "real_div",
+    "maximum",
+    "minimum",
+    "clip",
+    "tanh",
+    "cast",
+    "select",
+    "reshape",
+    "expand_dims",
+    "squeeze",
+    "transpose",
+    "concat",
 ];
 
 /// Whether input `v` masks attention scores: it is the mask of an sdpa, chooses in a `select`, or is added to (subtracted
@@ -459,7 +483,12 @@ mod tests {
         let t = ty(F16, &[1, 2, 4, 4]);
         let [q, m] = ["q", "m"].map(|n| g.input(n, t.clone()));
         let args = ["query", "key", "value"].map(|p| (p, q.into()));
-        g.op("scaled_dot_product_attention", "o", t.clone(), args.into_iter().chain([("attn_mask", m.into())]).collect());
+        g.op(
+            "scaled_dot_product_attention",
+            "o",
+            t.clone(),
+            args.into_iter().chain([("attn_mask", m.into())]).collect(),
+        );
         let cond = g.input("cond", ty(DType::Bool, &[4, 4]));
         g.op("select", "s", t.clone(), vec![("cond", cond.into()), ("a", q.into()), ("b", q.into())]);
         let named = g.input("attention_mask", t.clone());
