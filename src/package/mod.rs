@@ -108,10 +108,11 @@ impl OpenOptions {
             }
         };
         let bytes = fs::read(&home.model).map_err(PackageError::io("read", &home.model))?;
-        let program = decode::decode(bytes.into(), home.weights.clone()).map_err(|e| match e {
+        let mut program = decode::decode(bytes.into(), home.weights.clone()).map_err(|e| match e {
             DecodeError::Kind(what) => PackageError::NotMlProgram { path: home.model.clone(), what },
             source => PackageError::Decode { path: home.model.clone(), source },
         })?;
+        program.functions_mut().iter_mut().for_each(crate::opset::refine);
         Ok(Package { program, home: Some(home) })
     }
 
