@@ -266,3 +266,6 @@ fn complete(guess: Guess, stored: &ValueType) -> ValueType {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
