@@ -344,9 +344,7 @@ pub struct Reduce {
 impl Reduce {
     /// Reads the op.
     pub fn of(f: &Function, op: OpId) -> Option<Reduce> {
-        let c = context(f, op).filter(|c| {
-            f.op(op).kind().starts_with("reduce_") && c.takes("axes")
-        })?;
+        let c = context(f, op).filter(|c| f.op(op).kind().starts_with("reduce_") && c.takes("axes"))?;
         let x = f.op(op).value("x")?;
         let rank = rank(f, x)?;
         let mut axes = c.axes("axes", rank).ok()?.unwrap_or_else(|| (0..rank).collect());
@@ -358,8 +356,24 @@ impl Reduce {
 
 /// The kinds that [`Binary`] reads.
 pub const BINARY: &[&str] = &[
-    "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal", "not_equal", "less",
-    "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
+    "add",
+    "sub",
+    "mul",
+    "real_div",
+    "floor_div",
+    "mod",
+    "pow",
+    "maximum",
+    "minimum",
+    "equal",
+    "not_equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
 ];
 
 /// An elementwise op of two operands that broadcast: one of [`BINARY`].

@@ -65,9 +65,7 @@ impl<'f> Context<'f> {
     pub(super) fn operand_type(&self, operand: &Operand) -> ValueType {
         let constant = self.f.operand_literal(operand).is_some();
         match self.f.operand_type(operand) {
-            ValueType::Tensor(t) if constant => {
-                TensorType { dtype: narrowed(t.dtype), shape: t.shape.clone() }.into()
-            }
+            ValueType::Tensor(t) if constant => TensorType { dtype: narrowed(t.dtype), shape: t.shape.clone() }.into(),
             ty => ty.clone(),
         }
     }

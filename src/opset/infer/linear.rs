@@ -138,7 +138,8 @@ pub(in crate::opset) fn attention(c: &Context<'_>) -> Inferred {
             return Err(Problem::rank(name, t.rank(), "equal ranks of at least 3 are needed").into());
         }
     }
-    let lead = |a: &Tensor, b: &Tensor, n: usize| a.dims.iter().zip(&b.dims).take(n).all(|(a, b)| dims::may_equal(a, b));
+    let lead =
+        |a: &Tensor, b: &Tensor, n: usize| a.dims.iter().zip(&b.dims).take(n).all(|(a, b)| dims::may_equal(a, b));
     if !lead(&q, &k, rank - 2) || !dims::may_equal(&q.dims[rank - 1], &k.dims[rank - 1]) {
         return Err(mismatch("key", &k, &q));
     }

@@ -254,11 +254,8 @@ fn complete(guess: Guess, stored: &ValueType) -> ValueType {
         Guess::Unknown => stored.clone(),
         Guess::Tensor(dtype, dims) => {
             let fallback = stored.as_tensor().filter(|t| t.rank() == dims.len());
-            let shape: Option<Vec<Dim>> = dims
-                .into_iter()
-                .enumerate()
-                .map(|(i, d)| d.or_else(|| fallback.map(|t| t.shape[i].clone())))
-                .collect();
+            let shape: Option<Vec<Dim>> =
+                dims.into_iter().enumerate().map(|(i, d)| d.or_else(|| fallback.map(|t| t.shape[i].clone()))).collect();
             match shape {
                 Some(shape) => TensorType::new(dtype, shape).into(),
                 None => ValueType::Unranked(dtype),
