@@ -59,7 +59,7 @@ fn channels(x: &Option<Dim>, per_group: &Option<Dim>, groups: i64) -> Result<(),
     if dims::may_equal(x, &need) {
         return Ok(());
     }
-    let (have, need) = (dims::show(&[x.clone()]), dims::show(&[need]));
+    let (have, need) = (dims::show(std::slice::from_ref(x)), dims::show(&[need]));
     Err(Problem::value("weight", format!("takes {need} channels, there are {have}")).into())
 }
 
@@ -119,7 +119,7 @@ pub(in crate::opset) fn conv_transpose(c: &Context<'_>) -> Inferred {
     if c.has("output_shape") {
         c.expect_length("output_shape", x.rank())?;
         let sizes = c.ints("output_shape").ok_or(Stop::Unknown)?;
-        let known = |&n: &i64| u64::try_from(n).ok().map(|n| dims::known(n));
+        let known = |&n: &i64| u64::try_from(n).ok().map(dims::known);
         let out = sizes.iter().map(known).collect::<Option<Dims>>();
         return one(x.dtype, out.ok_or_else(|| Problem::value("output_shape", "has a negative entry"))?);
     }

@@ -1,5 +1,7 @@
 //! Products of matrices.
 
+use std::slice::from_ref;
+
 use crate::ir::{DType, Dim};
 
 use super::context::{Tensor, one};
@@ -105,7 +107,7 @@ pub(in crate::opset) fn einsum(c: &Context<'_>) -> Inferred {
         }
         for (ch, d) in label.chars().zip(&t.dims) {
             match sizes.iter_mut().find(|(seen, _)| *seen == ch) {
-                Some((_, size)) => *size = dims::broadcast(&[size.clone()], &[d.clone()])?.pop().flatten(),
+                Some((_, size)) => *size = dims::broadcast(from_ref(size), from_ref(d))?.pop().flatten(),
                 None => sizes.push((ch, d.clone())),
             }
         }

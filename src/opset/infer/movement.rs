@@ -161,7 +161,7 @@ pub(in crate::opset) fn pad(c: &Context<'_>) -> Inferred {
     let mut out = x.dims.clone();
     let rank = x.rank();
     let first = |n: usize| match rank.checked_sub(n / 2) {
-        Some(first) if n % 2 == 0 => Ok(first),
+        Some(first) if n.is_multiple_of(2) => Ok(first),
         _ => Err(Stop::from(Problem::value("pad", format!("{n} entries do not pair with {rank} axes")))),
     };
     match c.ints("pad") {
@@ -264,7 +264,7 @@ pub(in crate::opset) fn range_1d(c: &Context<'_>) -> Inferred {
         (_, _, Some(0.0)) => return Err(Problem::value("step", "is zero").into()),
         (Some(start), Some(end), Some(step)) => {
             let count = ((end - start) / step).ceil().max(0.0);
-            if !(count < 2f64.powi(53)) {
+            if count.is_nan() || count >= 2f64.powi(53) {
                 return Err(Problem::Overflow.into());
             }
             dims::known(count as u64)
