@@ -21,6 +21,7 @@ pub(super) mod slice;
 mod check;
 mod context;
 mod dims;
+mod entries;
 
 use crate::ir::{DType, Dim, Function, Name, OpId, TensorType, ValueType};
 

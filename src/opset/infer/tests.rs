@@ -139,7 +139,7 @@ fn check(text: &str) -> Vec<String> {
 
 #[test]
 fn inference_agrees_with_the_stored_types_of_real_packages() {
-    // Shapes put together at run time have constant parts, which coremltools traces and inference does not.
+    // Each line is one op, so that a shape put together at run time cannot be traced to its constant parts.
     assert_eq!(check(include_str!("../../../tests/data/stored_types.txt")), ["reshape"]);
 }
 
