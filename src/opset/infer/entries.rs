@@ -103,8 +103,7 @@ fn product(x: Vec<Entry>, y: Vec<Entry>) -> Option<Vec<Entry>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::ir::DType;
+    use crate::ir::{DType, Literal};
     use crate::opset::{Builder, Size};
 
     #[test]
@@ -117,7 +116,7 @@ mod tests {
         let len = b.gather(short, 1, 0).unwrap();
         let len = b.cast(len, DType::I32).unwrap();
         let len = b.expand_dims(len, [0]).unwrap();
-        let (one, heads) = (b.constant(crate::ir::Literal::ints(&[1])), b.constant(crate::ir::Literal::ints(&[8, -1])));
+        let (one, heads) = (b.constant(Literal::ints(&[1])), b.constant(Literal::ints(&[8, -1])));
         let target = b.concat(&[one, len, heads], 0).unwrap();
         let y = b.reshape(x, target).unwrap();
         assert_eq!(b.function().ty(y).to_string(), "tensor<fp16, [1, s0, 8, 16]>");
