@@ -133,15 +133,32 @@ pub fn typed(p: &Program) -> Result<Verified<'_>, Violations> {
     report.verdict(p, Grade::Typed)
 }
 
+/// Checks V1 to V8 of one function, as after an edit.
+///
+/// # Errors
+/// Every violation.
+pub fn function(f: &Function) -> Result<(), Violations> {
+    let mut report = Report::default();
+    check_function(f, &mut report);
+    match report.list.is_empty() {
+        true => Ok(()),
+        false => Err(Violations { list: report.list }),
+    }
+}
+
 fn check_structure(p: &Program, report: &mut Report) {
     if let Some(name) = p.default_function().filter(|n| p.function(n).is_none()) {
         report.function(1, name, "is the default function but does not exist");
     }
     for f in p.functions() {
-        structure::check(f, report);
-        if f.revision() > 0 {
-            names::interface(f, 8, report);
-        }
+        check_function(f, report);
+    }
+}
+
+fn check_function(f: &Function, report: &mut Report) {
+    structure::check(f, report);
+    if f.revision() > 0 {
+        names::interface(f, 8, report);
     }
 }
 
