@@ -80,7 +80,9 @@ impl fmt::Debug for Effects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = [(Effects::READS, "reads"), (Effects::WRITES, "writes"), (Effects::RANDOM, "random")];
         let names = names.into_iter().chain([(Effects::UNKNOWN, "unknown")]);
-        f.debug_set().entries(names.filter(|(e, _)| self.has(*e)).map(|(_, n)| format_args!("{n}").to_string())).finish()
+        f.debug_set()
+            .entries(names.filter(|(e, _)| self.has(*e)).map(|(_, n)| format_args!("{n}").to_string()))
+            .finish()
     }
 }
 

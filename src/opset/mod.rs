@@ -15,7 +15,7 @@ pub mod views;
 pub use builder::{Arg, BuildError, Builder, Size, program};
 pub use effect::{Effect, Effects, effect_of};
 pub use infer::{InferError, Problem, infer};
-pub use signature::{Accepts, Default, OpDef, ParamDef, Version};
 pub use refine::{Slip, agrees, refine, slip};
 pub(crate) use refine::{context, fresh_type};
+pub use signature::{Accepts, Default, OpDef, ParamDef, Version};
 pub use table::{kinds, row};

@@ -22,6 +22,8 @@ pub enum Slip {
     SliceOfOne,
     /// A slice that begins before the first element and walks backwards is typed as one element.
     SliceBeforeStart,
+    /// `matmul` of a vector and a batch of matrices is typed without the first batch axis instead of without the row.
+    VectorTimesBatch,
 }
 
 /// The compatibility rule of coremltools' loader: equal element types and ranks, and each size equal or unknown on one
@@ -50,6 +52,9 @@ pub fn slip(f: &Function, op: OpId, stored: &ValueType, inferred: &ValueType) ->
         let part = |name| Some(dims_of(f.operand_type(f.op(op).param(name).first()?).as_tensor()?));
         let narrow = broadcast_dims(&part("a")?, &part("b")?).ok()?;
         return explained(stored, &narrow).then_some(Slip::SelectCondition);
+    }
+    if f.op(op).kind() == "matmul" {
+        return vector_times_batch(f, op, stored, inferred).then_some(Slip::VectorTimesBatch);
     }
     let x = f.tensor(f.op(op).value("x")?)?;
     if stored.dtype != inferred.dtype || stored.rank() != inferred.rank() || stored.rank() != x.rank() {
@@ -81,6 +86,14 @@ pub fn slip(f: &Function, op: OpId, stored: &ValueType, inferred: &ValueType) ->
     }
 }
 
+fn vector_times_batch(f: &Function, op: OpId, stored: &TensorType, inferred: &TensorType) -> bool {
+    let vector = f.op(op).value("x").and_then(|x| f.tensor(x)).is_some_and(|t| t.rank() == 1);
+    let (Some((columns, batch)), true) = (inferred.shape.split_last(), vector) else { return false };
+    let one = std::iter::once(Some(Dim::known(1)));
+    let dims: Dims = batch.iter().skip(1).cloned().map(Some).chain(one).chain([Some(columns.clone())]).collect();
+    explained(stored, &dims)
+}
+
 fn explained(stored: &TensorType, dims: &Dims) -> bool {
     let fits = |(s, d): (&Dim, &Option<Dim>)| match (s.as_known(), d.as_ref().and_then(Dim::as_known)) {
         (Some(s), Some(d)) => s == d,
@@ -107,9 +120,8 @@ fn refine_block(f: &mut Function, b: BlockId, doubtful: &mut HashSet<ValueId>) {
         let Ok(Some(guesses)) = guess(f, op) else { continue };
         let kind = f.op(op).kind();
         let content_decides = kind == "const" || kind.starts_with("constexpr_");
-        let doubt = copies_unknown(f, op) || f.op(op).operands().iter().any(|o| {
-            o.as_value().is_some_and(|v| doubtful.contains(&v))
-        });
+        let doubt = copies_unknown(f, op)
+            || f.op(op).operands().iter().any(|o| o.as_value().is_some_and(|v| doubtful.contains(&v)));
         for (v, guess) in f.op(op).results().to_vec().into_iter().zip(guesses) {
             let (ty, doubted) = merge(f, v, guess, content_decides, doubt);
             if doubted {
@@ -185,4 +197,113 @@ pub(crate) fn fresh_type(f: &mut Function, guess: Guess) -> Option<ValueType> {
 pub(crate) fn context(f: &Function, op: OpId) -> Option<Context<'_>> {
     let version = row(f.op(op).kind())?.version(f.opset_version())?;
     Some(Context::new(f, op, version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{DType, Literal, OpSpec, Operand, Place};
+    use crate::opset::infer;
+
+    /// Adds an op with a stored result type, as reading a file does.
+    fn op(f: &mut Function, kind: &str, inputs: Vec<(&str, Operand)>, ty: ValueType) -> ValueId {
+        let spec = OpSpec {
+            kind: kind.into(),
+            inputs: inputs.into_iter().map(|(n, o)| (n.into(), vec![o])).collect(),
+            attributes: vec![],
+            results: vec![(f.fresh_name(kind), ty)],
+        };
+        let op = f.insert_op(Place::End(f.body()), spec);
+        f.op(op).results()[0]
+    }
+
+    fn ints(f: &mut Function, values: &[i64]) -> Operand {
+        Operand::Literal(f.intern(Literal::ints(values)))
+    }
+
+    fn unknown(f: &mut Function, sizes: &[Option<u64>]) -> ValueType {
+        let dims: Vec<Dim> = sizes.iter().map(|n| n.map_or_else(|| f.fresh_dim(), Dim::known)).collect();
+        TensorType::new(DType::F16, dims).into()
+    }
+
+    #[test]
+    fn refined_types_share_the_symbols_of_the_inputs() {
+        let mut f = Function::new("main", "CoreML8");
+        let ty = unknown(&mut f, &[Some(1), None, Some(128)]);
+        let x = f.add_input("x".into(), ty);
+        let (shape, stored) = (ints(&mut f, &[1, -1, 8, 16]), unknown(&mut f, &[Some(1), None, Some(8), Some(16)]));
+        let heads = op(&mut f, "reshape", vec![("x", Operand::Value(x)), ("shape", shape)], stored);
+        let (perm, stored) = (ints(&mut f, &[0, 2, 1, 3]), unknown(&mut f, &[Some(1), Some(8), None, Some(16)]));
+        let q = op(&mut f, "transpose", vec![("x", Operand::Value(heads)), ("perm", perm)], stored);
+        refine(&mut f);
+        assert_eq!(f.ty(q).to_string(), "tensor<fp16, [1, 8, s0, 16]>");
+    }
+
+    #[test]
+    fn zeros_stored_below_a_dynamic_reshape_become_unknown() {
+        // (1, ?) with shape [0, -1] is stored as [0, ?] and consumers inherit the 0.
+        let mut f = Function::new("main", "CoreML8");
+        let ty = unknown(&mut f, &[Some(1), None]);
+        let x = f.add_input("x".into(), ty);
+        let (shape, stored) = (ints(&mut f, &[0, -1]), unknown(&mut f, &[Some(0), None]));
+        let y = op(&mut f, "reshape", vec![("x", Operand::Value(x)), ("shape", shape)], stored);
+        let stored = unknown(&mut f, &[Some(0), None]);
+        let z = op(&mut f, "relu", vec![("x", Operand::Value(y))], stored);
+        refine(&mut f);
+        for v in [y, z] {
+            let t = f.tensor(v).unwrap();
+            assert_eq!((t.shape[0].as_known(), t.shape[1].to_string().as_str()), (None, "s0"), "{t}");
+        }
+    }
+
+    #[test]
+    fn known_sizes_stay_and_wrong_ops_are_left_alone() {
+        let mut f = Function::new("main", "CoreML8");
+        let x = f.add_input("x".into(), TensorType::fixed(DType::F16, &[2, 3]).into());
+        let stored: ValueType = TensorType::fixed(DType::F16, &[7, 3]).into();
+        let y = op(&mut f, "relu", vec![("x", Operand::Value(x))], stored.clone());
+        let z = op(&mut f, "softmax", vec![("wrong", Operand::Value(x))], stored.clone());
+        let scalar = op(&mut f, "relu", vec![("x", Operand::Value(x))], TensorType::fixed(DType::F16, &[]).into());
+        refine(&mut f);
+        assert_eq!((f.ty(y), f.ty(z)), (&stored, &stored));
+        assert_eq!(f.ty(scalar).to_string(), "tensor<fp16, [2, 3]>", "a stored scalar says nothing of the shape");
+    }
+
+    #[test]
+    fn the_rule_of_the_loader() {
+        let mut f = Function::new("main", "CoreML8");
+        let (a, b) = (unknown(&mut f, &[None, Some(3)]), unknown(&mut f, &[Some(2), None]));
+        let fixed: ValueType = TensorType::fixed(DType::F16, &[2, 3]).into();
+        assert!(agrees(&a, &b) && agrees(&a, &fixed) && agrees(&fixed, &b));
+        assert!(agrees(&TensorType::fixed(DType::F16, &[]).into(), &fixed));
+        assert!(!agrees(&fixed, &TensorType::fixed(DType::F16, &[]).into()));
+        assert!(!agrees(&TensorType::fixed(DType::F32, &[2, 3]).into(), &fixed));
+        assert!(!agrees(&TensorType::fixed(DType::F16, &[2, 4]).into(), &a));
+        assert!(!agrees(&ValueType::Missing, &fixed));
+    }
+
+    #[test]
+    fn slips_of_coremltools_are_named() {
+        let mut f = Function::new("main", "CoreML8");
+        let t = |shape: &[u64]| -> ValueType { TensorType::fixed(DType::F16, shape).into() };
+        let cond = f.add_input("cond".into(), TensorType::fixed(DType::Bool, &[2, 1]).into());
+        let a = f.add_input("a".into(), t(&[3]));
+        let x = f.add_input("x".into(), t(&[6, 1]));
+        let [cond, a, x] = [cond, a, x].map(Operand::Value);
+        let narrow = op(&mut f, "select", vec![("cond", cond), ("a", a.clone()), ("b", a)], t(&[3]));
+        let (begin, size) = (ints(&mut f, &[-2, 0]), ints(&mut f, &[-1, 1]));
+        let by_size = vec![("x", x.clone()), ("begin", begin), ("size", size)];
+        let long = op(&mut f, "slice_by_size", by_size, t(&[8, 1]));
+        let (begin, end) = (ints(&mut f, &[0, 2]), ints(&mut f, &[6, 4]));
+        let one = op(&mut f, "slice_by_index", vec![("x", x), ("begin", begin), ("end", end)], t(&[6, 1]));
+        let named = |v: ValueId| {
+            let op = f.producer(v).unwrap();
+            let inferred = infer(&f, op).unwrap().unwrap().remove(0);
+            assert!(!agrees(f.ty(v), &inferred));
+            (inferred.to_string(), slip(&f, op, f.ty(v), &inferred))
+        };
+        assert_eq!(named(narrow), ("tensor<fp16, [2, 3]>".into(), Some(Slip::SelectCondition)));
+        assert_eq!(named(long), ("tensor<fp16, [2, 1]>".into(), Some(Slip::SizeToEnd)));
+        assert_eq!(named(one), ("tensor<fp16, [6, 0]>".into(), Some(Slip::SliceOfOne)));
+    }
 }

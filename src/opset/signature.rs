@@ -213,8 +213,10 @@ mod tests {
 
     #[test]
     fn definitions_read_as_the_table_shows_them() {
-        let v = parse("C7: (x:T, axis:i32!?=-1, epsilon:U!?=1e-05, axes:i32!?=all axes, m:M?=none) with T=f16/f32; U=f16; M=bool")
-            .unwrap();
+        let v = parse(
+            "C7: (x:T, axis:i32!?=-1, epsilon:U!?=1e-05, axes:i32!?=all axes, m:M?=none) with T=f16/f32; U=f16; M=bool",
+        )
+        .unwrap();
         assert_eq!(v.since, 7);
         let x = v.param("x").unwrap();
         assert_eq!((x.constant, x.default, x.group), (false, None, Some("T")));

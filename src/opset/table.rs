@@ -7,9 +7,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use super::Effect::{self, Control, Pure, Random, ReadsState, WritesState};
-use super::infer::{
-    InferFn, constexpr, control, conv, elementwise, gather, linear, movement, reduce, reshape, slice,
-};
+use super::infer::{InferFn, constexpr, control, conv, elementwise, gather, linear, movement, reduce, reshape, slice};
 use super::signature::{OpDef, parse};
 
 struct Row {

@@ -344,9 +344,7 @@ pub struct Reduce {
 impl Reduce {
     /// Reads the op.
     pub fn of(f: &Function, op: OpId) -> Option<Reduce> {
-        let c = context(f, op).filter(|c| {
-            f.op(op).kind().starts_with("reduce_") && c.takes("axes")
-        })?;
+        let c = context(f, op).filter(|c| f.op(op).kind().starts_with("reduce_") && c.takes("axes"))?;
         let x = f.op(op).value("x")?;
         let rank = rank(f, x)?;
         let mut axes = c.axes("axes", rank).ok()?.unwrap_or_else(|| (0..rank).collect());
@@ -358,8 +356,24 @@ impl Reduce {
 
 /// The kinds that [`Binary`] reads.
 pub const BINARY: &[&str] = &[
-    "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal", "not_equal", "less",
-    "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
+    "add",
+    "sub",
+    "mul",
+    "real_div",
+    "floor_div",
+    "mod",
+    "pow",
+    "maximum",
+    "minimum",
+    "equal",
+    "not_equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
 ];
 
 /// An elementwise op of two operands that broadcast: one of [`BINARY`].
@@ -493,5 +507,63 @@ impl WriteState {
     pub fn of(f: &Function, op: OpId) -> Option<WriteState> {
         reader(f, op, &["write_state"])?;
         Some(WriteState { state: f.op(op).value("input")?, data: f.op(op).value("data")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::Dim;
+    use crate::opset::{Builder, Size};
+
+    fn producer(b: &Builder, v: ValueId) -> OpId {
+        b.function().producer(v).unwrap()
+    }
+
+    #[test]
+    fn defaults_are_filled_in_and_axes_count_from_the_front() {
+        let mut b = Builder::new("main", "CoreML8");
+        let x = b.input("x", DType::F16, &[1, 2, 3, 4]).unwrap();
+        let matmul = b.op("matmul", [("x", x.into()), ("y", x.into()), ("transpose_y", true.into())]).unwrap();
+        let read = Matmul::of(b.function(), producer(&b, matmul)).unwrap();
+        assert_eq!(read, Matmul { x, y: x, transpose_x: false, transpose_y: true });
+        let softmax = b.op("softmax", [("x", x.into())]).unwrap();
+        assert_eq!(Softmax::of(b.function(), producer(&b, softmax)).unwrap().axis, 3);
+        let transposed = b.transpose(x, [0, -1, 1, -2]).unwrap();
+        assert_eq!(Transpose::of(b.function(), producer(&b, transposed)).unwrap().perm, [0, 3, 1, 2]);
+        let wide = b.expand_dims(x, [-1]).unwrap();
+        assert_eq!(ExpandDims::of(b.function(), producer(&b, wide)).unwrap().axes, [4]);
+        let narrow = b.op("squeeze", [("x", wide.into())]).unwrap();
+        assert_eq!(Squeeze::of(b.function(), producer(&b, narrow)).unwrap().axes, [0, 4]);
+        let sum = b.op("reduce_sum", [("x", x.into())]).unwrap();
+        let all = Reduce { x, axes: vec![0, 1, 2, 3], keep_dims: false };
+        assert_eq!(Reduce::of(b.function(), producer(&b, sum)), Some(all));
+        let stacked = b.stack(&[x, x], -1).unwrap();
+        assert_eq!(Stack::of(b.function(), producer(&b, stacked)).unwrap().axis, 4);
+        let parts = b.split(x, 2, -1).unwrap();
+        let split = Split { x, axis: 3, sizes: Some(vec![2, 2]) };
+        assert_eq!(Split::of(b.function(), producer(&b, parts[0])), Some(split));
+        let padded = b.op("pad", [("x", x.into()), ("pad", [1i64, 2].into())]).unwrap();
+        assert_eq!(Pad::of(b.function(), producer(&b, padded)).unwrap().pads, [(0, 0), (0, 0), (0, 0), (1, 2)]);
+        assert_eq!(Matmul::of(b.function(), producer(&b, softmax)), None);
+    }
+
+    #[test]
+    fn slices_are_resolved_axis_by_axis() {
+        let mut b = Builder::new("main", "CoreML8");
+        let q_len = Size::Range { default: 1, lo: 1, hi: None };
+        let x = b.flexible_input("x", DType::F16, &[8.into(), q_len, 6.into()]).unwrap();
+        let masks = [("end_mask", [false, true, true].into()), ("squeeze_mask", [true, false, false].into())];
+        let bounds = [("begin", [-1i64, 0, -2].into()), ("end", [0i64, 0, 0].into())];
+        let params = [("x", x.into())].into_iter().chain(bounds).chain(masks);
+        let slice = b.op("slice_by_index", params).unwrap();
+        let read = Slice::of(b.function(), producer(&b, slice)).unwrap();
+        let s = b.function().tensor(x).unwrap().shape[1].clone();
+        let want = [
+            AxisSlice { begin: Some(7), stride: 1, extent: Some(Dim::known(1)), squeeze: true },
+            AxisSlice { begin: Some(0), stride: 1, extent: Some(s), squeeze: false },
+            AxisSlice { begin: Some(4), stride: 1, extent: Some(Dim::known(2)), squeeze: false },
+        ];
+        assert_eq!((read.update, read.axes.as_slice()), (None, want.as_slice()));
     }
 }

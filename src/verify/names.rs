@@ -123,7 +123,8 @@ pub(super) fn interface(f: &Function, rule: u8, report: &mut Report) {
     };
     // Old files list states among the inputs.
     let (mut said_states, mut said_inputs) = (described(&i.states), described(&i.inputs));
-    let is_state = |n: &Name| i.inputs.iter().any(|f| f.name == *n && matches!(f.kind, crate::ir::FeatureKind::State(_)));
+    let is_state =
+        |n: &Name| i.inputs.iter().any(|f| f.name == *n && matches!(f.kind, crate::ir::FeatureKind::State(_)));
     said_states.extend(said_inputs.iter().filter(|n| is_state(n)).cloned());
     said_inputs.retain(|n| !is_state(n));
     compare("input", inputs.iter().map(name).collect(), said_inputs);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ir::{DType, Operand, OpSpec, Place, TensorType, ValueId, ValueType};
+use crate::ir::{DType, OpSpec, Operand, Place, TensorType, ValueId, ValueType};
 use crate::opset::{Builder, program};
 
 fn spec(kind: &str, inputs: Vec<(&str, ValueId)>, results: Vec<(&str, ValueType)>) -> OpSpec {

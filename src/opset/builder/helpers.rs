@@ -51,12 +51,7 @@ impl Builder {
     ///
     /// # Errors
     /// As [`Builder::op`].
-    pub fn linear(
-        &mut self,
-        x: ValueId,
-        weight: impl Into<Arg>,
-        bias: Option<Arg>,
-    ) -> Result<ValueId, BuildError> {
+    pub fn linear(&mut self, x: ValueId, weight: impl Into<Arg>, bias: Option<Arg>) -> Result<ValueId, BuildError> {
         let bias = bias.map(|b| ("bias", b));
         self.op("linear", [("x", x.into()), ("weight", weight.into())].into_iter().chain(bias))
     }
@@ -202,12 +197,7 @@ impl Builder {
     ///
     /// # Errors
     /// As [`Builder::op`].
-    pub fn gather(
-        &mut self,
-        x: impl Into<Arg>,
-        indices: impl Into<Arg>,
-        axis: i64,
-    ) -> Result<ValueId, BuildError> {
+    pub fn gather(&mut self, x: impl Into<Arg>, indices: impl Into<Arg>, axis: i64) -> Result<ValueId, BuildError> {
         self.op("gather", [("x", x.into()), ("indices", indices.into()), ("axis", axis.into())])
     }
 

@@ -153,9 +153,7 @@ impl Builder {
         };
         match self.f.opset_version() >= since {
             true => Ok(()),
-            false => {
-                Err(self.feature_error(name, format!("cannot have element type {dtype} in {}", self.f.opset())))
-            }
+            false => Err(self.feature_error(name, format!("cannot have element type {dtype} in {}", self.f.opset()))),
         }
     }
 

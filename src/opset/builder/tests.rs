@@ -43,7 +43,10 @@ fn wrong_ops_are_taken_back() {
     let x = b.input("x", DType::F16, &[2, 3]).unwrap();
     let y = b.input("y", DType::F32, &[2, 3]).unwrap();
     let error = b.add(x, y).unwrap_err().to_string();
-    assert_eq!(error, "function `main`: add `add`: parameter `y` has element type fp32, `x` has fp16: they must be equal");
+    assert_eq!(
+        error,
+        "function `main`: add `add`: parameter `y` has element type fp32, `x` has fp16: they must be equal"
+    );
     assert!(b.function().ops(b.function().body()).next().is_none());
     assert!(matches!(b.op("lstm", []), Err(BuildError::Opaque { .. })));
     assert!(matches!(b.input("x", DType::F16, &[1]), Err(BuildError::NameTaken { .. })));
@@ -82,9 +85,8 @@ fn nested_blocks_see_outer_values_and_type_their_op() {
         )
         .unwrap();
     let blocks = b.function().op(b.function().producer(looped[0]).unwrap()).blocks().to_vec();
-    let names = |b: &Builder, block| {
-        b.f.block(block).inputs().iter().map(|&v| b.f.value(v).name().clone()).collect::<Vec<_>>()
-    };
+    let names =
+        |b: &Builder, block| b.f.block(block).inputs().iter().map(|&v| b.f.value(v).name().clone()).collect::<Vec<_>>();
     assert_eq!(names(&b, blocks[0]), names(&b, blocks[1]), "both blocks name their inputs alike");
     let inner = b.f.block(blocks[1]).outputs()[1];
     assert!(matches!(b.relu(inner), Err(BuildError::Invisible { .. })));

@@ -93,7 +93,7 @@ fn looked_up(c: &Context<'_>, indices: Tensor, lut: &Tensor) -> Result<Dims, Sto
     }
     blocks(&indices, &groups, "lut")?;
     if let (Some(entries), Some(bits)) = (dims::number(&lut.dims[lut.rank() - 2]), indices.dtype.bits())
-        && entries.checked_ilog2() != Some(bits).filter(|b| entries.checked_shr(*b) == Some(1))
+        && 1u64.checked_shl(bits) != Some(entries)
     {
         return Err(Problem::value("lut", format!("has {entries} entries for {bits}-bit indices")).into());
     }

@@ -4,6 +4,7 @@ use crate::ir::{BlockId, DType, Dim, Function, OpId, Operand, TensorType, ValueT
 use crate::opset::signature::{Default, Version};
 
 use super::dims::{self, Dims};
+use super::entries::{self, Entry};
 use super::{Guess, Inferred, Problem, Stop};
 
 /// Longer constants are data, not parameters, and are not read.
@@ -65,9 +66,7 @@ impl<'f> Context<'f> {
     pub(super) fn operand_type(&self, operand: &Operand) -> ValueType {
         let constant = self.f.operand_literal(operand).is_some();
         match self.f.operand_type(operand) {
-            ValueType::Tensor(t) if constant => {
-                TensorType { dtype: narrowed(t.dtype), shape: t.shape.clone() }.into()
-            }
+            ValueType::Tensor(t) if constant => TensorType { dtype: narrowed(t.dtype), shape: t.shape.clone() }.into(),
             ty => ty.clone(),
         }
     }
@@ -103,6 +102,19 @@ impl<'f> Context<'f> {
     pub(crate) fn ints(&self, name: &str) -> Option<Vec<i64>> {
         let volume = self.f.const_param(self.op, name)?.ty.as_tensor()?.volume()?;
         if volume > MOST_INTS { None } else { self.f.ints(self.op, name) }
+    }
+
+    /// The elements of a vector that holds sizes, as far as they are known; unknown ones when only its length is.
+    ///
+    /// # Errors
+    /// When it is no vector, or not even the length is known.
+    pub(super) fn entries(&self, name: &'static str) -> Result<Vec<Entry>, Stop> {
+        let constant = || Some(self.ints(name)?.into_iter().map(Entry::Int).collect());
+        let traced = || self.f.op(self.op).param(name).first().and_then(|o| entries::trace(self.f, o));
+        match constant().or_else(traced) {
+            Some(entries) => Ok(entries),
+            None => Ok(vec![Entry::Unknown; self.length(name)?]),
+        }
     }
 
     /// One integer, or its default.

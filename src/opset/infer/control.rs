@@ -108,4 +108,3 @@ fn bool_scalar(ty: &ValueType) -> Result<(), Stop> {
         _ => Ok(()),
     }
 }
-

@@ -59,7 +59,7 @@ fn channels(x: &Option<Dim>, per_group: &Option<Dim>, groups: i64) -> Result<(),
     if dims::may_equal(x, &need) {
         return Ok(());
     }
-    let (have, need) = (dims::show(&[x.clone()]), dims::show(&[need]));
+    let (have, need) = (dims::show(std::slice::from_ref(x)), dims::show(&[need]));
     Err(Problem::value("weight", format!("takes {need} channels, there are {have}")).into())
 }
 
@@ -119,7 +119,7 @@ pub(in crate::opset) fn conv_transpose(c: &Context<'_>) -> Inferred {
     if c.has("output_shape") {
         c.expect_length("output_shape", x.rank())?;
         let sizes = c.ints("output_shape").ok_or(Stop::Unknown)?;
-        let known = |&n: &i64| u64::try_from(n).ok().map(|n| dims::known(n));
+        let known = |&n: &i64| u64::try_from(n).ok().map(dims::known);
         let out = sizes.iter().map(known).collect::<Option<Dims>>();
         return one(x.dtype, out.ok_or_else(|| Problem::value("output_shape", "has a negative entry"))?);
     }
@@ -129,15 +129,17 @@ pub(in crate::opset) fn conv_transpose(c: &Context<'_>) -> Inferred {
         let kernel = kernel(&w.weight.dims[i + 2], w.dilations[i])?;
         let (before, after) = w.pads.get(i).copied().unwrap_or_default();
         out.push(match (dims::number(&x.dims[i + 2]), kernel, w.pad_type.as_str()) {
-            (Some(n), _, "same" | "same_lower") => upsampled(n, w.strides[i], 0, 0, 0)?,
-            (Some(n), Some(k), _) => upsampled(n, w.strides[i], k - w.strides[i], before, after)?,
+            (Some(n), _, "same" | "same_lower") => upsampled(n, w.strides[i], w.strides[i], (0, 0))?,
+            (Some(n), Some(k), _) => upsampled(n, w.strides[i], k, (before, after))?,
             _ => None,
         });
     }
     one(x.dtype, out)
 }
 
-fn upsampled(n: u64, stride: i64, extra: i64, before: i64, after: i64) -> Result<Option<Dim>, Stop> {
-    let size = i128::from(n) * i128::from(stride) + i128::from(extra) - i128::from(before) - i128::from(after);
+/// `stride · (n - 1) + kernel`, less the padding.
+fn upsampled(n: u64, stride: i64, kernel: i64, (before, after): (i64, i64)) -> Result<Option<Dim>, Stop> {
+    let full = (i128::from(n) - 1) * i128::from(stride) + i128::from(kernel);
+    let size = full - i128::from(before) - i128::from(after);
     Ok(dims::known(u64::try_from(size).map_err(|_| Problem::sizes(format!("an axis would have {size} elements")))?))
 }

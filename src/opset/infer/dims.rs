@@ -121,6 +121,8 @@ pub(super) fn show(dims: &[Option<Dim>]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::*;
     use crate::ir::Function;
 
@@ -132,14 +134,17 @@ mod tests {
     #[test]
     fn broadcasting_follows_numpy_and_lets_known_sizes_win() {
         let (s, t) = symbols();
-        let b = |a: &[Option<Dim>], b: &[Option<Dim>]| broadcast(a, b).map(|d| d.to_vec()).ok();
-        assert_eq!(b(&[known(2), known(1)], &[known(3)]), Some(vec![known(2), known(3)]));
-        assert_eq!(b(&[s.clone()], &[known(8)]), Some(vec![known(8)]));
-        assert_eq!(b(&[s.clone()], &[known(1)]), Some(vec![s.clone()]));
-        assert_eq!(b(&[s.clone()], &[s.clone()]), Some(vec![s.clone()]));
-        assert_eq!(b(&[s.clone()], &[t]), Some(vec![None]));
-        assert_eq!(b(&[known(2)], &[known(3)]), None);
-        assert_eq!(b(&[], &[s.clone()]), Some(vec![s]));
+        let one = |a: &Option<Dim>, b: &Option<Dim>| {
+            broadcast(from_ref(a), from_ref(b)).map(|mut d| d.remove(0)).map_err(|_| "refused")
+        };
+        assert_eq!(one(&s, &known(8)).unwrap(), known(8));
+        assert_eq!(one(&s, &known(1)).unwrap(), s);
+        assert_eq!(one(&s, &s).unwrap(), s);
+        assert_eq!(one(&s, &t).unwrap(), None);
+        assert!(one(&known(2), &known(3)).is_err());
+        let aligned = broadcast(&[known(2), known(1)], &[known(3)]).unwrap();
+        assert_eq!(aligned.as_slice(), [known(2), known(3)]);
+        assert_eq!(broadcast(&[], from_ref(&s)).unwrap().as_slice(), [s]);
     }
 
     #[test]

@@ -100,7 +100,9 @@ pub(in crate::opset) fn scatter_nd(c: &Context<'_>) -> Inferred {
     mode(c)?;
     let n = coordinates(&indices)?;
     if n > data.rank() {
-        return Err(Problem::value("indices", format!("has more coordinates than `data` has axes, {}", data.rank())).into());
+        return Err(
+            Problem::value("indices", format!("has more coordinates than `data` has axes, {}", data.rank())).into()
+        );
     }
     let outer = indices.dims.iter().take(indices.rank() - 1);
     let want: Dims = outer.chain(data.dims.iter().skip(n)).cloned().collect();

@@ -1,5 +1,7 @@
 //! Products of matrices.
 
+use std::slice::from_ref;
+
 use crate::ir::{DType, Dim};
 
 use super::context::{Tensor, one};
@@ -105,7 +107,7 @@ pub(in crate::opset) fn einsum(c: &Context<'_>) -> Inferred {
         }
         for (ch, d) in label.chars().zip(&t.dims) {
             match sizes.iter_mut().find(|(seen, _)| *seen == ch) {
-                Some((_, size)) => *size = dims::broadcast(&[size.clone()], &[d.clone()])?.pop().flatten(),
+                Some((_, size)) => *size = dims::broadcast(from_ref(size), from_ref(d))?.pop().flatten(),
                 None => sizes.push((ch, d.clone())),
             }
         }
@@ -138,7 +140,8 @@ pub(in crate::opset) fn attention(c: &Context<'_>) -> Inferred {
             return Err(Problem::rank(name, t.rank(), "equal ranks of at least 3 are needed").into());
         }
     }
-    let lead = |a: &Tensor, b: &Tensor, n: usize| a.dims.iter().zip(&b.dims).take(n).all(|(a, b)| dims::may_equal(a, b));
+    let lead =
+        |a: &Tensor, b: &Tensor, n: usize| a.dims.iter().zip(&b.dims).take(n).all(|(a, b)| dims::may_equal(a, b));
     if !lead(&q, &k, rank - 2) || !dims::may_equal(&q.dims[rank - 1], &k.dims[rank - 1]) {
         return Err(mismatch("key", &k, &q));
     }

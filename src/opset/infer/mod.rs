@@ -21,6 +21,7 @@ pub(super) mod slice;
 mod check;
 mod context;
 mod dims;
+mod entries;
 
 use crate::ir::{DType, Dim, Function, Name, OpId, TensorType, ValueType};
 
@@ -254,11 +255,8 @@ fn complete(guess: Guess, stored: &ValueType) -> ValueType {
         Guess::Unknown => stored.clone(),
         Guess::Tensor(dtype, dims) => {
             let fallback = stored.as_tensor().filter(|t| t.rank() == dims.len());
-            let shape: Option<Vec<Dim>> = dims
-                .into_iter()
-                .enumerate()
-                .map(|(i, d)| d.or_else(|| fallback.map(|t| t.shape[i].clone())))
-                .collect();
+            let shape: Option<Vec<Dim>> =
+                dims.into_iter().enumerate().map(|(i, d)| d.or_else(|| fallback.map(|t| t.shape[i].clone()))).collect();
             match shape {
                 Some(shape) => TensorType::new(dtype, shape).into(),
                 None => ValueType::Unranked(dtype),
@@ -266,3 +264,6 @@ fn complete(guess: Guess, stored: &ValueType) -> ValueType {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

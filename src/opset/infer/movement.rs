@@ -5,6 +5,7 @@ use smallvec::smallvec;
 use crate::ir::{DType, Dim};
 
 use super::context::{Tensor, normalise, one, size};
+use super::entries::Entry;
 use super::{Context, Dims, Guess, Inferred, Problem, Stop, dims};
 
 /// Bounds what a file can make `split` allocate.
@@ -43,14 +44,13 @@ pub(in crate::opset) fn transpose(c: &Context<'_>) -> Inferred {
 pub(in crate::opset) fn tile(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
     c.expect_length("reps", x.rank())?;
-    let Some(reps) = c.ints("reps") else {
-        return one(x.dtype, dims::unknown(x.rank()));
+    let times = |(d, n): (&Option<Dim>, &Entry)| match n {
+        Entry::Int(n) if *n <= 0 => Err(Problem::value("reps", format!("{n} is not positive")).into()),
+        Entry::Int(n) => dims::product([d, &size(*n)]),
+        Entry::Size(n) => dims::product([d, &Some(n.clone())]),
+        Entry::Unknown => Ok(None),
     };
-    let times = |(d, &n): (&Option<Dim>, &i64)| match size(n) {
-        Some(n) if n != Dim::known(0) => dims::product([d, &Some(n)]),
-        _ => Err(Problem::value("reps", format!("{n} is not positive")).into()),
-    };
-    one(x.dtype, x.dims.iter().zip(&reps).map(times).collect::<Result<_, _>>()?)
+    one(x.dtype, x.dims.iter().zip(&c.entries("reps")?).map(times).collect::<Result<_, _>>()?)
 }
 
 /// The common rank and element type of a tuple of tensors.
@@ -161,7 +161,7 @@ pub(in crate::opset) fn pad(c: &Context<'_>) -> Inferred {
     let mut out = x.dims.clone();
     let rank = x.rank();
     let first = |n: usize| match rank.checked_sub(n / 2) {
-        Some(first) if n % 2 == 0 => Ok(first),
+        Some(first) if n.is_multiple_of(2) => Ok(first),
         _ => Err(Stop::from(Problem::value("pad", format!("{n} entries do not pair with {rank} axes")))),
     };
     match c.ints("pad") {
@@ -218,11 +218,15 @@ pub(in crate::opset) fn sliding_windows(c: &Context<'_>) -> Inferred {
 
 /// Sizes from a vector of integers, run-time or constant.
 fn sizes(c: &Context<'_>, name: &'static str) -> Result<Dims, Stop> {
-    let Some(values) = c.ints(name) else {
-        return Ok(dims::unknown(c.length(name)?));
+    let one = |entry| match entry {
+        Entry::Int(n) => match size(n) {
+            Some(n) => Ok(Some(n)),
+            None => Err(Problem::value(name, format!("has the entry {n}")).into()),
+        },
+        Entry::Size(d) => Ok(Some(d)),
+        Entry::Unknown => Ok(None),
     };
-    let one = |&n: &i64| size(n).map(Some).ok_or_else(|| Problem::value(name, format!("has the entry {n}")).into());
-    values.iter().map(one).collect()
+    c.entries(name)?.into_iter().map(one).collect()
 }
 
 /// The element type of an optional parameter, or that of its default.
@@ -264,7 +268,7 @@ pub(in crate::opset) fn range_1d(c: &Context<'_>) -> Inferred {
         (_, _, Some(0.0)) => return Err(Problem::value("step", "is zero").into()),
         (Some(start), Some(end), Some(step)) => {
             let count = ((end - start) / step).ceil().max(0.0);
-            if !(count < 2f64.powi(53)) {
+            if count.is_nan() || count >= 2f64.powi(53) {
                 return Err(Problem::Overflow.into());
             }
             dims::known(count as u64)

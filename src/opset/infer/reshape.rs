@@ -3,21 +3,20 @@
 use crate::ir::Dim;
 
 use super::context::{Tensor, normalise, one, size};
+use super::entries::Entry;
 use super::{Context, Dims, Inferred, Problem, Stop, dims};
 
 /// `x` with the sizes `shape`: 0 copies a size of `x` (aligned at the left before CoreML7, at the right since), one -1
 /// takes what remains.
 pub(in crate::opset) fn reshape(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
-    let Some(target) = c.ints("shape") else {
-        return one(x.dtype, dims::unknown(c.length("shape")?));
-    };
+    let target = c.entries("shape")?;
     let out = solve(&x, &target, c.version.since() >= 7)?;
     one(x.dtype, out)
 }
 
-fn solve(x: &Tensor, target: &[i64], right_aligned: bool) -> Result<Dims, Stop> {
-    if !right_aligned && target.contains(&0) && target.len() != x.rank() {
+fn solve(x: &Tensor, target: &[Entry], right_aligned: bool) -> Result<Dims, Stop> {
+    if !right_aligned && target.contains(&Entry::Int(0)) && target.len() != x.rank() {
         let reason = format!("a 0 needs as many entries as `x` has axes ({}), there are {}", x.rank(), target.len());
         return Err(Problem::value("shape", reason).into());
     }
@@ -30,14 +29,16 @@ fn solve(x: &Tensor, target: &[i64], right_aligned: bool) -> Result<Dims, Stop> 
     };
     let mut open = None;
     let mut out = Dims::new();
-    for (i, &n) in target.iter().enumerate() {
-        match n {
-            0 => out.push(copied(i)),
-            -1 if open.is_none() => {
+    for (i, entry) in target.iter().enumerate() {
+        match entry {
+            Entry::Int(0) => out.push(copied(i)),
+            Entry::Int(-1) if open.is_none() => {
                 open = Some(i);
                 out.push(dims::known(1));
             }
-            _ => out.push(Some(size(n).ok_or_else(|| bad_entry(n))?)),
+            Entry::Int(n) => out.push(Some(size(*n).ok_or_else(|| bad_entry(*n))?)),
+            Entry::Size(d) => out.push(Some(d.clone())),
+            Entry::Unknown => out.push(None),
         }
     }
     let (total, rest) = (dims::product(&x.dims)?, dims::product(&out)?);

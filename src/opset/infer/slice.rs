@@ -114,7 +114,13 @@ fn of_known(n: u64, b: Bounds) -> Result<AxisSlice, Stop> {
 
 fn runtime_begin(n: u64, b: Bounds) -> Option<u64> {
     match b.begin {
-        _ if b.begin_mask => if b.stride > 0 { Some(0) } else { n.checked_sub(1) },
+        _ if b.begin_mask => {
+            if b.stride > 0 {
+                Some(0)
+            } else {
+                n.checked_sub(1)
+            }
+        }
         Some(at) if at >= 0 => Some(u64::try_from(at).ok()?.min(n)),
         Some(at) => n.checked_sub(at.unsigned_abs()),
         None => None,
