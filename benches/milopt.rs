@@ -4,32 +4,28 @@
 mod exaone;
 
 use std::hint::black_box;
-use std::path::Path;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use exaone::Config;
 use milopt::interp::{Interpreter, Mode, Tensor, Values};
 use milopt::ir::{Function, Program};
-use milopt::package::{Package, SaveOptions};
+use milopt::package::{Overwrite, Package, SaveOptions};
 use milopt::passes::{Pipeline, RunOptions};
-use milopt::verify;
 
-/// Saves the decode graph as a package below `dir`.
-fn save(program: &Program, path: &Path) {
-    let verified = verify::structure(program).expect("the graph is well formed");
-    Package::create(path, &verified, &SaveOptions { force: true, ..SaveOptions::default() })
-        .expect("the disk has room");
+fn decoder(config: &Config) -> Program {
+    exaone::program(config).expect("the sizes fit each other")
 }
 
 fn open(c: &mut Criterion) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("exaone.mlpackage");
-    save(&exaone::program(&Config::exaone_1_2b()).expect("the sizes fit"), &path);
+    let package = Package::new(decoder(&Config::exaone_1_2b()));
+    package.save(&path, &SaveOptions::default()).expect("the disk has room");
     c.bench_function("open", |b| b.iter(|| Package::open(black_box(&path)).expect("the package opens")));
 }
 
 fn passes(c: &mut Criterion) {
-    let program = exaone::program(&Config::exaone_1_2b()).expect("the sizes fit");
+    let program = decoder(&Config::exaone_1_2b());
     let pipeline = Pipeline::default();
     c.bench_function("passes", |b| {
         b.iter_batched(
@@ -40,11 +36,12 @@ fn passes(c: &mut Criterion) {
     });
 }
 
-fn saving(c: &mut Criterion) {
+fn save(c: &mut Criterion) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("exaone.mlpackage");
-    let program = exaone::program(&Config::exaone_1_2b()).expect("the sizes fit");
-    c.bench_function("save", |b| b.iter(|| save(black_box(&program), &path)));
+    let package = Package::new(decoder(&Config::exaone_1_2b()));
+    let options = SaveOptions::overwrite(Overwrite::Force);
+    c.bench_function("save", |b| b.iter(|| package.save(black_box(&path), &options).expect("the disk has room")));
 }
 
 /// Zeros for every input: what a step costs does not depend on the values.
@@ -54,7 +51,7 @@ fn zeros(f: &Function) -> Values {
 }
 
 fn interpreter(c: &mut Criterion) {
-    let program = exaone::program(&Config::small()).expect("the sizes fit");
+    let program = decoder(&Config::small());
     let main = program.main().expect("there is a main function");
     let inputs = zeros(main);
     for (name, mode) in [("interpreter/storage", Mode::Storage), ("interpreter/exact", Mode::Exact)] {
@@ -64,5 +61,5 @@ fn interpreter(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, open, passes, saving, interpreter);
+criterion_group!(benches, open, passes, save, interpreter);
 criterion_main!(benches);

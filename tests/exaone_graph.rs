@@ -6,6 +6,7 @@ mod exaone;
 use std::collections::BTreeMap;
 
 use exaone::{Config, program};
+use milopt::equiv::{Options, Verdict, check};
 use milopt::ir::Program;
 
 fn histogram(program: &Program) -> BTreeMap<&str, usize> {
@@ -61,4 +62,15 @@ fn prefill_adds_the_positions_of_its_rows() {
     let (mut decode, prefill) = (histogram(&decode), histogram(&prefill));
     *decode.get_mut("add").unwrap() += 1;
     assert_eq!(decode, prefill);
+}
+
+#[test]
+fn it_computes_finite_numbers_at_every_position() {
+    for q_len in [1, 4] {
+        let program = program(&Config { q_len, ..Config::small() }).unwrap();
+        let report = check(&program, &program, None, &Options { steps: 7, ..Options::default() }).unwrap();
+        assert_eq!(report.verdict, Verdict::Bitwise, "{report}");
+        let main = &report.functions[0];
+        assert!(main.outputs.iter().chain(&main.states).all(|t| t.storage.finite == t.storage.elements), "{report}");
+    }
 }

@@ -21,7 +21,7 @@ pub struct Difference {
     /// Largest |a − b|; infinite where a shape, a NaN or an infinity has no counterpart.
     #[serde(serialize_with = "number")]
     pub max_abs: f64,
-    /// Largest number of representable values between a and b, for floating-point tensors.
+    /// Largest number of steps between a and b among the values of a floating-point type; 0 for other types.
     pub max_ulp: u64,
     /// Largest |a − b| divided by the bound of reassociated equality; above 1 it is exceeded.
     #[serde(serialize_with = "number")]
