@@ -30,7 +30,21 @@ const ATTENTION: &str = "
 fn decode_attention_runs_folded() {
     let before = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "out");
     let (after, report) = optimize(&before, DEFAULT);
-    insta::assert_snapshot!(text::print_function(main(&after)));
+    insta::assert_snapshot!(text::print_function(main(&after)), @r"
+    func main<CoreML8>(
+        tensor<fp16, [1, 8, 1, 16]> query,
+        tensor<fp16, [1, 2, 32, 16]> keys,
+        tensor<fp16, [1, 2, 32, 16]> values,
+        tensor<fp16, [1, 1, 1, 32]> mask) {
+      tensor<fp16, [1, 2, 4, 16]> scores_rows = reshape(x = query, shape = [1, 2, 4, 16]);
+      tensor<fp16, [1, 2, 4, 32]> scores_grouped = matmul(x = scores_rows, y = keys, transpose_x = false, transpose_y = true);
+      tensor<fp16, [1, 2, 4, 32]> scaled = mul(x = scores_grouped, y = fp16(0.25));
+      tensor<fp16, [1, 2, 4, 32]> masked = add(x = scaled, y = mask);
+      tensor<fp16, [1, 2, 4, 32]> p = softmax(x = masked, axis = -1);
+      tensor<fp16, [1, 2, 4, 16]> out_grouped = matmul(x = p, y = values, transpose_x = false, transpose_y = false);
+      tensor<fp16, [1, 8, 1, 16]> out = reshape(x = out_grouped, shape = [1, 8, 1, 16]);
+    } -> (out);
+    ");
     assert_eq!(count(&after, "tile"), 0);
     let repeats = &report.functions[0].before.traffic.repeats;
     assert_eq!((repeats.count, repeats.written, repeats.read), (2, 2 * 8192, 2 * 8192));

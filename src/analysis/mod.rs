@@ -2,5 +2,6 @@
 
 pub mod dataflow;
 pub mod layout;
+pub mod liveness;
 pub mod spelling;
 pub mod traffic;

@@ -29,11 +29,13 @@ use smallvec::SmallVec;
 
 use crate::analysis::layout::{Digit, Layout};
 use crate::analysis::spelling::{self, Step};
-use crate::analysis::traffic::value_bytes;
+use crate::analysis::liveness::dying_without;
+use crate::analysis::traffic::{op_bytes, value_bytes};
 use crate::ir::{DType, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Budget, Context, Input, NoMatch, Outcome, Patch, Ref, Rule, drive};
 
+use super::view_simplify::op_cost;
 use super::{Exactness, Pass, sink};
 
 /// Folds the query heads onto the KV heads, in rows form.
@@ -157,14 +159,12 @@ struct Shared {
     /// Whether the matrices are stored `[…, n, k]`.
     by_row: bool,
     kv_heads: u64,
-    /// Number of chained ops skipped; the nearest source wins a tie.
-    distance: usize,
 }
 
 impl Product {
     fn fold(&self, cx: &Context<'_>, op: OpId, result: ValueId) -> Result<Patch, NoMatch> {
         let f = cx.f;
-        let shared = self.shared(cx)?;
+        let shared = self.shared(cx, op)?;
         let (kv_heads, group) = (shared.kv_heads, self.heads / shared.kv_heads);
         let name = f.value(result).name().as_str();
         let batch: SmallVec<[u64; 5]> = known(f, self.rows)?[..known(f, self.rows)?.len() - 3].into();
@@ -197,7 +197,11 @@ impl Product {
         let out = patch.reshape(product, name, self.dtype, &out_shape);
         patch.replace(result, out);
 
-        let dying = dying_chain(f, self.columns, shared.source, op)?;
+        let dying = dying_without(f, op, self.columns, shared.source);
+        if let Some((op, what)) = dying.iter().find_map(|&op| Some((op, f.op(op).unmodelled()?))) {
+            return Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op))));
+        }
+        let dying: u64 = dying.iter().map(|&op| op_bytes(f, op)).sum();
         let small: u64 = value_bytes(f, self.columns) / group;
         patch.bytes_saved = (value_bytes(f, self.columns) - small) + dying;
         patch.bytes_added = if shared.steps.iter().any(|s| matches!(s, Step::Transpose(..))) { 2 * small } else { 0 };
@@ -212,14 +216,14 @@ impl Product {
     }
 
     /// The cheapest way to read the columns without their repeats.
-    fn shared(&self, cx: &Context<'_>) -> Result<Shared, NoMatch> {
+    fn shared(&self, cx: &Context<'_>, reader: OpId) -> Result<Shared, NoMatch> {
         let f = cx.f;
         let shape = known(f, self.columns)?;
         let rank = shape.len();
         let axis = rank - 3;
-        let mut best: Option<(u32, Shared)> = None;
+        let mut best: Option<(i64, Shared)> = None;
         let mut refusal = NoMatch::because("the repeated operand is no view of a value that holds each head once");
-        for (distance, layout) in cx.layouts.of(self.columns).iter().enumerate().skip(1) {
+        for layout in cx.layouts.of(self.columns).iter().skip(1) {
             if !layout.repeats() {
                 continue;
             }
@@ -246,9 +250,11 @@ impl Product {
                 .and_then(|l| spelling::spell(&from, &l, &flipped))
                 .map(|steps| (steps, !self.columns_by_row));
             for (steps, by_row) in [as_is, turned].into_iter().flatten() {
-                let cost = spelling::cost(&steps);
-                if best.as_ref().is_none_or(|(c, s)| (cost, distance) < (*c, s.distance)) {
-                    best = Some((cost, Shared { source: layout.source, steps, by_row, kv_heads, distance }));
+                // New ops less those that die; the nearest source wins a tie.
+                let old: u32 = dying_without(f, reader, self.columns, layout.source).iter().map(|&op| op_cost(f, op)).sum();
+                let cost = i64::from(spelling::cost(&steps)) - i64::from(old);
+                if best.as_ref().is_none_or(|(c, _)| cost < *c) {
+                    best = Some((cost, Shared { source: layout.source, steps, by_row, kv_heads }));
                 }
             }
         }
@@ -275,35 +281,6 @@ fn why_not_grouped(layout: &Layout, axis: usize, rank: usize) -> NoMatch {
 /// Whether some layout of the value repeats.
 fn repeated(cx: &Context<'_>, v: ValueId) -> bool {
     cx.layouts.of(v).iter().any(Layout::repeats)
-}
-
-/// Bytes written and read by the copies between `source` and `columns` that die once `reader` no longer reads them.
-/// Refuses when an op on the way carries what would be lost with it.
-fn dying_chain(f: &Function, columns: ValueId, source: ValueId, reader: OpId) -> Result<u64, NoMatch> {
-    let mut dead = vec![reader];
-    let mut work = vec![columns];
-    let mut bytes = 0;
-    while let Some(v) = work.pop() {
-        if v == source || f.const_value(v).is_some() {
-            continue;
-        }
-        let Some(op) = f.producer(v) else { continue };
-        let unread = f
-            .op(op)
-            .results()
-            .iter()
-            .all(|&r| f.value(r).uses().iter().all(|u| u.op().is_some_and(|user| dead.contains(&user))));
-        if !unread || dead.contains(&op) {
-            continue;
-        }
-        if let Some(what) = f.op(op).unmodelled() {
-            return Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op))));
-        }
-        dead.push(op);
-        bytes += crate::analysis::traffic::op_bytes(f, op);
-        work.extend(f.op(op).operands().iter().filter_map(|o| o.as_value()));
-    }
-    Ok(bytes)
 }
 
 /// Why a `tile` stays, when no matmul is asked about it.

@@ -18,6 +18,7 @@
 //! Declines: sizes that are not known; an output whose name cannot move.
 
 use crate::analysis::spelling::{self, Step, TRANSPOSE_COST, UNIT_TRANSPOSE_COST, VIEW_COST, moves_only_unit_axes};
+use crate::analysis::liveness::dying;
 use crate::ir::{Function, OpId, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Budget, Context, NoMatch, Outcome, Patch, Ref, Rule, drive, is_returned};
@@ -64,7 +65,12 @@ impl Rule for ViewSimplify {
             if steps.is_empty() && !may_stand_for(f, root, v) {
                 continue;
             }
-            let (old, new) = (dying_cost(f, v, root), spelling::cost(&steps));
+            let dying = dying(f, v, root);
+            if dying.iter().any(|&op| f.op(op).unmodelled().is_some()) {
+                continue;
+            }
+            let old: u32 = dying.iter().map(|&op| op_cost(f, op)).sum();
+            let new = spelling::cost(&steps);
             if new < old && best.as_ref().is_none_or(|(gain, ..)| old - new > *gain) {
                 best = Some((old - new, root, steps));
             }
@@ -112,33 +118,9 @@ fn may_stand_for(f: &Function, root: ValueId, v: ValueId) -> bool {
     !is_returned(f, v) || (f.producer(root).is_some() && !is_returned(f, root))
 }
 
-/// The cost of the ops that die when nothing reads `v` any more, `root` and what lies above it kept.
-fn dying_cost(f: &Function, v: ValueId, root: ValueId) -> u32 {
-    let mut dying: Vec<OpId> = Vec::new();
-    let mut work = vec![v];
-    let mut total = 0;
-    while let Some(v) = work.pop() {
-        let Some(op) = f.producer(v) else { continue };
-        let dead = |w: &ValueId, dying: &[OpId]| {
-            f.value(*w).uses().iter().all(|u| u.op().is_some_and(|user| dying.contains(&user)))
-        };
-        let first = dying.is_empty();
-        if v == root || dying.contains(&op) || f.op(op).unmodelled().is_some() {
-            continue;
-        }
-        if !first && !f.op(op).results().iter().all(|w| dead(w, &dying)) {
-            continue;
-        }
-        dying.push(op);
-        total += op_cost(f, op);
-        work.extend(f.op(op).operands().iter().filter_map(|o| o.as_value()));
-    }
-    total
-}
-
-fn op_cost(f: &Function, op: OpId) -> u32 {
+/// The relative cost of an op of a chain.
+pub(super) fn op_cost(f: &Function, op: OpId) -> u32 {
     match &**f.op(op).kind() {
-        "const" => 0,
         "transpose" => {
             let unit = views::Transpose::of(f, op).is_some_and(|t| {
                 f.tensor(t.x).and_then(|ty| ty.known_shape()).is_some_and(|s| moves_only_unit_axes(&s, &t.perm))
