@@ -1,1 +1,6 @@
-//! To come.
+//! What can be known of a function without changing it.
+
+pub mod dataflow;
+pub mod layout;
+pub mod spelling;
+pub mod traffic;

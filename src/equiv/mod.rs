@@ -1,1 +1,200 @@
-//! To come.
+//! Whether two programs compute the same: both run on the same random inputs, for several steps, and every output and
+//! state is compared after every step.
+//!
+//! * **Steps.** States start at random content, the same for both programs, and carry over from step to step, for each
+//!   program its own. Content that is no longer finite would blind all later steps (a NaN equals any NaN), so it is drawn
+//!   anew.
+//! * **Inputs** are drawn once and given to both. Integers come from the range that their uses imply (a gather stays
+//!   within its axis, a `slice_update` within its state), else from 0..8, or from where [`Options::ranges`] says. Floats
+//!   are N(0, 1), except that the masks of attention go through patterns: open, causal, windowed and with fully masked
+//!   rows, hiding by −1e4 or by −∞; eight steps see them all. Everything depends on [`Options::seed`] alone.
+//! * **Bitwise** equality is asked of the interpreter's storage mode: equal bit patterns, any NaN equal to any NaN, −0
+//!   different from +0.
+//! * **Reassociated** equality is |a−b| ≤ 1e-9·max(1, max|a|) in exact mode and |a−b| ≤ 1e-2·max|a| in storage mode, or
+//!   1e-5·max|a| for functions without 16-bit floats; integers are equal. The exact mode runs only when storage
+//!   mode found a difference.
+//!
+//! Unknown input sizes take the default of the description; further steps try others, as far as the first program accepts
+//! them.
+
+mod compare;
+mod inputs;
+mod report;
+mod rng;
+mod run;
+mod shapes;
+mod uses;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+pub use compare::{Difference, First};
+pub use report::{Divergence, Exactness, FunctionReport, Report, TensorReport, Verdict};
+
+use crate::interp::InterpError;
+use crate::ir::{Dim, Function, Name, Program, TensorType, ValueId};
+
+/// How to compare.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Steps to run each function for, at least one; 4 by default.
+    pub steps: usize,
+    /// Seed of inputs and initial states; 0 by default.
+    pub seed: u64,
+    /// Ranges of integer inputs by name, for when their uses do not tell.
+    pub ranges: BTreeMap<Name, Range<i64>>,
+    /// Shapes of inputs by name, for when the description's defaults are not those to run with.
+    pub shapes: BTreeMap<Name, Vec<usize>>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { steps: 4, seed: 0, ranges: BTreeMap::new(), shapes: BTreeMap::new() }
+    }
+}
+
+/// Why two programs could not be compared. It says nothing about whether they are equal.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EquivError {
+    /// A function is in one program only.
+    #[error("could not compare: the {program} program has no function `{function}`")]
+    Function {
+        /// The function.
+        function: Name,
+        /// The program that lacks it.
+        program: Side,
+    },
+    /// The two functions do not take or give the same.
+    #[error("could not compare: {function}: {reason}")]
+    Interface {
+        /// The function.
+        function: Name,
+        /// What differs.
+        reason: String,
+    },
+    /// No value can be drawn for an input.
+    #[error("could not compare: {function}: input `{input}`: {reason}")]
+    Input {
+        /// The function.
+        function: Name,
+        /// The input.
+        input: Name,
+        /// What stands in the way.
+        reason: String,
+    },
+    /// An option names an input that no compared function has.
+    #[error("could not compare: there is no input `{0}`")]
+    NoInput(Name),
+    /// A program could not be evaluated.
+    #[error("could not compare: the {program} program could not be evaluated at step {step}")]
+    Run {
+        /// The program.
+        program: Side,
+        /// Step, from 0.
+        step: usize,
+        /// What the interpreter says.
+        #[source]
+        source: Box<InterpError>,
+    },
+}
+
+/// One of the two programs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// `a`.
+    First,
+    /// `b`.
+    Second,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Side::First => "first",
+            Side::Second => "second",
+        })
+    }
+}
+
+/// Compares one function of two programs, or every function when none is named. See the [module
+/// documentation](self) for how.
+///
+/// # Errors
+/// [`EquivError`] when the programs do not have the same functions, inputs, outputs and states, an input cannot be
+/// drawn, or one of the programs cannot be evaluated.
+pub fn check(a: &Program, b: &Program, function: Option<&str>, options: &Options) -> Result<Report, EquivError> {
+    let names: BTreeSet<Name> = match function {
+        Some(name) => BTreeSet::from([name.into()]),
+        None => a.functions().iter().chain(b.functions()).map(|f| f.name().clone()).collect(),
+    };
+    let find = |p, program, name: &Name| {
+        Program::function(p, name).ok_or_else(|| EquivError::Function { function: name.clone(), program })
+    };
+    let pairs = names
+        .iter()
+        .map(|name| Ok((find(a, Side::First, name)?, find(b, Side::Second, name)?)))
+        .collect::<Result<Vec<_>, EquivError>>()?;
+    let mut told = options.ranges.keys().chain(options.shapes.keys());
+    if let Some(unknown) = told.find(|n| pairs.iter().all(|(f, _)| f.input(n).is_none())) {
+        return Err(EquivError::NoInput(unknown.clone()));
+    }
+    let reports = pairs.iter().map(|(a, b)| check_functions(a, b, options)).collect::<Result<_, _>>()?;
+    Ok(Report::new(options.seed, reports))
+}
+
+/// Compares two functions.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_functions(a: &Function, b: &Function, options: &Options) -> Result<FunctionReport, EquivError> {
+    same_interface(a, b)?;
+    run::compare(a, b, options)
+}
+
+/// Inputs, states and outputs pair up by name and type; the order does not matter.
+fn same_interface(a: &Function, b: &Function) -> Result<(), EquivError> {
+    for (what, xs, ys) in [("input", a.inputs(), b.inputs()), ("output", a.outputs(), b.outputs())] {
+        let differ = |reason| EquivError::Interface { function: a.name().clone(), reason };
+        let theirs = by_name(b, ys);
+        let ours = by_name(a, xs);
+        if let Some(name) = theirs.keys().find(|n| !ours.contains_key(**n)) {
+            return Err(differ(format!("only the second program has the {what} `{name}`")));
+        }
+        for (name, &v) in &ours {
+            let Some(&w) = theirs.get(name) else {
+                return Err(differ(format!("only the first program has the {what} `{name}`")));
+            };
+            if !same_type(a, v, b, w) {
+                return Err(differ(format!(
+                    "the {what} `{name}` is {} in one program, {} in the other",
+                    a.ty(v),
+                    b.ty(w)
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn by_name<'f>(f: &'f Function, values: &[ValueId]) -> BTreeMap<&'f Name, ValueId> {
+    values.iter().map(|&v| (f.value(v).name(), v)).collect()
+}
+
+/// Equal types, where an unknown size may be anything.
+fn same_type(a: &Function, v: ValueId, b: &Function, w: ValueId) -> bool {
+    let tensors = |s: &TensorType, t: &TensorType| {
+        let fits = |(x, y): (&Dim, &Dim)| x == y || x.as_known().is_none() || y.as_known().is_none();
+        s.dtype == t.dtype && s.rank() == t.rank() && s.shape.iter().zip(&t.shape).all(fits)
+    };
+    match (a.ty(v), b.ty(w)) {
+        (x, y) if x.as_tensor().is_some() => y.as_tensor().zip(x.as_tensor()).is_some_and(|(t, s)| tensors(s, t)),
+        (x, y) if x.as_state().is_some() => y.as_state().zip(x.as_state()).is_some_and(|(t, s)| tensors(s, t)),
+        (x, y) => x == y,
+    }
+}
+
+#[cfg(test)]
+mod graph;
+#[cfg(test)]
+mod tests;

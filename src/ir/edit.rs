@@ -181,6 +181,14 @@ impl Function {
         op
     }
 
+    /// Adds a result to an op that was inserted without.
+    pub(crate) fn add_result(&mut self, op: OpId, name: Name, ty: ValueType) -> ValueId {
+        let v = self.add_value(name, ty, Def::Result(op, self.ops[op].results.len() as u32));
+        self.ops[op].results.push(v);
+        self.touch(op);
+        v
+    }
+
     fn push_operand(&mut self, op: OpId, operand: Operand) {
         let position = self.ops[op].operands.len() as u32;
         let at = match operand {

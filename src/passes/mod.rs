@@ -1,1 +1,14 @@
-//! To come.
+//! The passes, one a file, and the pipeline that runs them.
+
+mod dce;
+mod gqa_fold;
+mod pipeline;
+mod report;
+mod sink;
+mod view_simplify;
+
+pub use dce::Dce;
+pub use gqa_fold::GqaFold;
+pub use pipeline::{Pass, PassInfo, Pipeline, PipelineError, RunOptions, all};
+pub use report::{Census, Exactness, FunctionReport, PassReport, Report};
+pub use view_simplify::ViewSimplify;

@@ -1,0 +1,320 @@
+//! Random inputs and states that mean something to the function they are for.
+
+use std::ops::Range;
+
+use super::rng::Rng;
+use super::shapes::Shapes;
+use super::uses::{Sizes, implied_range, is_mask};
+use super::{EquivError, Options};
+use crate::interp::{Tensor, Values};
+use crate::ir::{DType, Function, Name, ValueId};
+
+/// Tensors beyond this many elements are refused rather than allocated.
+const MAX_ELEMENTS: usize = 1 << 28;
+
+/// What integers are drawn from when nothing says otherwise.
+const DEFAULT_RANGE: Range<i64> = 0..8;
+
+/// How the inputs of a function are drawn.
+#[derive(Debug)]
+pub(super) struct Generator<'f> {
+    f: &'f Function,
+    plans: Vec<Plan>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    name: Name,
+    dtype: DType,
+    role: Role,
+}
+
+#[derive(Debug, PartialEq)]
+enum Role {
+    /// N(0, 1), or fair coins.
+    Noise,
+    /// Integers of a range; a position also places the causal mask of its step.
+    Integers { range: Range<i64>, position: bool },
+    /// Attention mask over the last two axes.
+    Mask,
+}
+
+impl<'f> Generator<'f> {
+    /// Finds out what each input is for.
+    ///
+    /// # Errors
+    /// [`EquivError::Input`] for an input that is no numeric tensor, or whose range is empty.
+    pub(super) fn new(f: &'f Function, sizes: &Sizes, options: &Options) -> Result<Generator<'f>, EquivError> {
+        let inputs = f.inputs().iter().copied().filter(|&v| f.ty(v).as_state().is_none());
+        let plans = inputs.map(|v| plan(f, v, sizes, options)).collect::<Result<_, _>>()?;
+        Ok(Generator { f, plans })
+    }
+
+    /// The inputs of step number `step`: masks go through the [`Pattern`]s in turn.
+    ///
+    /// # Errors
+    /// [`EquivError::Input`] when a tensor is too large.
+    pub(super) fn inputs(&self, shapes: &Shapes, step: usize, rng: &mut Rng) -> Result<Values, EquivError> {
+        let mut values = Values::new();
+        let mut position = None;
+        for plan in &self.plans {
+            let shape = shapes.get(&plan.name).map_or(&[][..], |s| s);
+            let count = self.count(&plan.name, shape)?;
+            let Role::Integers { range, position: is_position } = &plan.role else { continue };
+            let drawn = integers(range, count, rng);
+            if let (true, None, &[p]) = (is_position, position, &drawn[..]) {
+                position = Some(p);
+            }
+            values.insert(plan.name.clone(), Tensor::ints(plan.dtype, shape, &drawn));
+        }
+        for plan in &self.plans {
+            let shape = shapes.get(&plan.name).map_or(&[][..], |s| s);
+            let tensor = match (&plan.role, plan.dtype) {
+                (Role::Integers { .. }, _) => continue,
+                (Role::Noise, dtype) => noise(dtype, shape, self.count(&plan.name, shape)?, rng),
+                (Role::Mask, dtype) => {
+                    mask(Pattern::of(step), dtype, shape, self.count(&plan.name, shape)?, position, rng)
+                }
+            };
+            values.insert(plan.name.clone(), tensor);
+        }
+        Ok(values)
+    }
+
+    /// Random content for every state.
+    ///
+    /// # Errors
+    /// [`EquivError::Input`] when a state is too large or of unknown size.
+    pub(super) fn states(&self, rng: &mut Rng) -> Result<Values, EquivError> {
+        let mut values = Values::new();
+        for &v in self.f.inputs() {
+            let Some(ty) = self.f.ty(v).as_state() else { continue };
+            let name = self.f.value(v).name();
+            let shape = ty.known_shape().and_then(|s| s.iter().map(|&n| usize::try_from(n).ok()).collect());
+            let shape: Vec<usize> = shape.ok_or_else(|| self.refuse(name, "state of unknown size"))?;
+            let count = self.count(name, &shape)?;
+            values.insert(name.clone(), noise(ty.dtype, &shape, count, rng));
+        }
+        Ok(values)
+    }
+
+    fn count(&self, name: &Name, shape: &[usize]) -> Result<usize, EquivError> {
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        count.filter(|&n| n <= MAX_ELEMENTS).ok_or_else(|| self.refuse(name, &format!("{shape:?} is too large")))
+    }
+
+    fn refuse(&self, input: &Name, reason: &str) -> EquivError {
+        refuse(self.f, input, reason)
+    }
+}
+
+fn refuse(f: &Function, input: &Name, reason: &str) -> EquivError {
+    EquivError::Input { function: f.name().clone(), input: input.clone(), reason: reason.into() }
+}
+
+fn plan(f: &Function, v: ValueId, sizes: &Sizes, options: &Options) -> Result<Plan, EquivError> {
+    let name = f.value(v).name().clone();
+    let dtype = match f.tensor(v) {
+        Some(t) if t.dtype != DType::String => t.dtype,
+        _ => return Err(refuse(f, &name, &format!("cannot draw a {}", f.ty(v)))),
+    };
+    let role = match options.ranges.get(&name) {
+        Some(told) if dtype.is_int() => {
+            let implied = implied_range(f, v, sizes);
+            Role::Integers { range: told.clone(), position: implied.is_some_and(|i| i.position) }
+        }
+        Some(_) => return Err(refuse(f, &name, "a range is for integer inputs")),
+        None if dtype.is_int() => match implied_range(f, v, sizes) {
+            Some(i) => {
+                Role::Integers { range: *i.range.start()..i.range.end().saturating_add(1), position: i.position }
+            }
+            None => Role::Integers { range: DEFAULT_RANGE, position: false },
+        },
+        None if is_mask(f, v) => Role::Mask,
+        None => Role::Noise,
+    };
+    match &role {
+        Role::Integers { range, .. } if range.is_empty() => {
+            Err(refuse(f, &name, &format!("no integer lies in {}..{}; give a range", range.start, range.end)))
+        }
+        _ => Ok(Plan { name, dtype, role }),
+    }
+}
+
+/// Uniform draws; a single integer is the smallest or the largest of its range half of the time.
+fn integers(range: &Range<i64>, count: usize, rng: &mut Rng) -> Vec<i64> {
+    match (count, rng.below(4)) {
+        (1, 0) => vec![range.start],
+        (1, 1) => vec![range.end - 1],
+        _ => (0..count).map(|_| rng.between(range.start, range.end)).collect(),
+    }
+}
+
+fn noise(dtype: DType, shape: &[usize], count: usize, rng: &mut Rng) -> Tensor {
+    if dtype == DType::Bool {
+        return Tensor::bools(shape, &(0..count).map(|_| rng.bool()).collect::<Vec<_>>());
+    }
+    if dtype.is_int() {
+        return Tensor::ints(dtype, shape, &integers(&DEFAULT_RANGE, count, rng));
+    }
+    Tensor::floats(dtype, shape, &rng.normals(count))
+}
+
+/// What a mask lets through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pattern {
+    /// N(0, 1): no mask at all, a bias.
+    Noise,
+    /// Everything.
+    Open,
+    /// For row i the columns up to position + i.
+    Causal,
+    /// The last quarter of those columns.
+    Windowed,
+    /// Causal, but every other row, from the first on, lets nothing through.
+    Blanked,
+}
+
+impl Pattern {
+    /// The pattern of a step and what it adds to hidden columns. All of them in eight steps.
+    fn of(step: usize) -> (Pattern, f64) {
+        use Pattern::*;
+        const HIDE: f64 = -1e4;
+        const BAR: f64 = f64::NEG_INFINITY;
+        const CYCLE: [(Pattern, f64); 8] = [
+            (Causal, BAR),
+            (Noise, HIDE),
+            (Windowed, HIDE),
+            (Blanked, HIDE),
+            (Open, BAR),
+            (Causal, HIDE),
+            (Windowed, BAR),
+            (Blanked, BAR),
+        ];
+        CYCLE[step % CYCLE.len()]
+    }
+
+    fn lets_through(self, row: i64, column: i64, position: i64, columns: i64) -> bool {
+        let last = position.saturating_add(row);
+        match self {
+            Pattern::Noise | Pattern::Open => true,
+            Pattern::Causal => column <= last,
+            Pattern::Windowed => column <= last && column > last - (columns / 4).max(1),
+            Pattern::Blanked => row % 2 == 1 && column <= last,
+        }
+    }
+}
+
+/// A mask; true is let through where it is a bool. Without a position the last row sees every column.
+fn mask(
+    (pattern, hidden): (Pattern, f64),
+    dtype: DType,
+    shape: &[usize],
+    count: usize,
+    position: Option<i64>,
+    rng: &mut Rng,
+) -> Tensor {
+    if pattern == Pattern::Noise {
+        return noise(dtype, shape, count, rng);
+    }
+    let columns = shape.last().copied().unwrap_or(1).max(1);
+    let rows = shape.iter().rev().nth(1).copied().unwrap_or(1).max(1);
+    let position = position.unwrap_or(columns.saturating_sub(rows) as i64);
+    let open = (0..count)
+        .map(|i| pattern.lets_through((i / columns % rows) as i64, (i % columns) as i64, position, columns as i64));
+    match dtype {
+        DType::Bool => Tensor::bools(shape, &open.collect::<Vec<_>>()),
+        _ => Tensor::floats(dtype, shape, &open.map(|o| if o { 0.0 } else { hidden }).collect::<Vec<_>>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::equiv::graph::{Graph, ty};
+    use crate::equiv::shapes::{cases, sizes};
+
+    const BAR: f64 = f64::NEG_INFINITY;
+
+    fn drawn(pattern: Pattern, shape: &[usize], position: Option<i64>) -> Vec<f64> {
+        let count = shape.iter().product();
+        mask((pattern, BAR), DType::F16, shape, count, position, &mut Rng::new(0)).to_f64s()
+    }
+
+    #[test]
+    fn patterns() {
+        assert_eq!(drawn(Pattern::Open, &[2, 2], None), [0.0; 4]);
+        assert_eq!(drawn(Pattern::Causal, &[2, 4], Some(1)), [0.0, 0.0, BAR, BAR, 0.0, 0.0, 0.0, BAR]);
+        assert_eq!(drawn(Pattern::Causal, &[1, 1, 2, 3], None), [0.0, 0.0, BAR, 0.0, 0.0, 0.0]);
+        assert_eq!(drawn(Pattern::Windowed, &[1, 8], Some(4)), [BAR, BAR, BAR, 0.0, 0.0, BAR, BAR, BAR]);
+        assert_eq!(drawn(Pattern::Blanked, &[2, 2], None), [BAR, BAR, 0.0, 0.0]);
+        let bools = mask((Pattern::Causal, BAR), DType::Bool, &[2, 2], 4, None, &mut Rng::new(0));
+        assert_eq!(bools.to_i64s(), [1, 0, 1, 1], "true is let through");
+    }
+
+    #[test]
+    fn eight_steps_see_every_pattern_with_both_fills() {
+        let seen: Vec<_> = (0..8).map(Pattern::of).collect();
+        for pattern in [Pattern::Causal, Pattern::Windowed, Pattern::Blanked] {
+            assert!(seen.contains(&(pattern, -1e4)) && seen.contains(&(pattern, BAR)), "{pattern:?}");
+        }
+        assert!([Pattern::Open, Pattern::Noise].iter().all(|p| seen.iter().any(|(q, _)| p == q)));
+    }
+
+    fn draw(g: &Graph, options: &Options, seed: u64) -> Result<Values, EquivError> {
+        let shapes = cases(&g.f, &options.shapes).unwrap().remove(0);
+        let generator = Generator::new(&g.f, &sizes(&g.f, &shapes), options)?;
+        let mut rng = Rng::new(seed);
+        let mut values = generator.inputs(&shapes, 0, &mut rng)?;
+        values.extend(generator.states(&mut rng)?);
+        Ok(values)
+    }
+
+    #[test]
+    fn every_input_and_state_is_drawn_in_its_type() {
+        let mut g = Graph::new();
+        g.input("x", ty(DType::F16, &[3, 500]));
+        g.input("n", ty(DType::I32, &[100]));
+        g.input("flag", ty(DType::Bool, &[64]));
+        g.state("cache", ty(DType::F32, &[2, 500]));
+        let values = draw(&g, &Options::default(), 1).unwrap();
+        let types: Vec<_> = values.iter().map(|(n, t)| (n.as_str(), t.dtype(), t.shape().to_vec())).collect();
+        let want = [
+            ("cache", DType::F32, vec![2, 500]),
+            ("flag", DType::Bool, vec![64]),
+            ("n", DType::I32, vec![100]),
+            ("x", DType::F16, vec![3, 500]),
+        ];
+        assert_eq!(types, want);
+        assert!(values["n"].to_i64s().iter().all(|n| (0..8).contains(n)));
+        assert!(values["x"].to_f64s().iter().any(|x| *x < -1.0) && values["cache"].to_f64s().iter().any(|x| *x > 1.0));
+        assert_eq!(values["x"].to_f64s(), draw(&g, &Options::default(), 1).unwrap()["x"].to_f64s(), "same seed");
+        assert_ne!(values["x"].to_f64s(), draw(&g, &Options::default(), 2).unwrap()["x"].to_f64s(), "other seed");
+    }
+
+    #[test]
+    fn told_ranges_hold_and_senseless_ones_are_refused() {
+        let mut g = Graph::new();
+        g.input("n", ty(DType::I32, &[100]));
+        g.input("x", ty(DType::F16, &[1]));
+        let told = |name: &str, range| Options { ranges: [(name.into(), range)].into(), ..Options::default() };
+        let values = draw(&g, &told("n", -3..-1), 0).unwrap();
+        assert!(values["n"].to_i64s().iter().all(|n| (-3..-1).contains(n)));
+        for options in [told("n", 4..4), told("x", 0..4)] {
+            assert!(matches!(draw(&g, &options, 0), Err(EquivError::Input { .. })));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_drawn_is_refused() {
+        let mut text = Graph::new();
+        text.input("s", ty(DType::String, &[1]));
+        let mut huge = Graph::new();
+        huge.input("x", ty(DType::F16, &[1 << 40, 1 << 40]));
+        let mut state = Graph::new();
+        state.state("x", ty(DType::F16, &[1 << 40, 1 << 40]));
+        for g in [text, huge, state] {
+            assert!(matches!(draw(&g, &Options::default(), 0), Err(EquivError::Input { .. })));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The outcome of a comparison, for people and as JSON.
+
+use std::cmp::Reverse;
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use super::compare::Difference;
+use crate::ir::Name;
+
+/// How equal two programs have to be.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exactness {
+    /// Equal bit patterns when every tensor is rounded to its type; any NaN equals any NaN, −0 is not +0.
+    Bitwise,
+    /// Equal up to the order of summation, within the bounds of the [module documentation](super).
+    Reassociated,
+}
+
+/// How equal two tensors, functions or programs were found to be. The order is from best to worst.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As [`Exactness::Bitwise`] asks.
+    Bitwise,
+    /// As [`Exactness::Reassociated`] asks, and no better.
+    Reassociated,
+    /// Neither.
+    Different,
+}
+
+impl Verdict {
+    /// Whether this is as equal as asked, or more.
+    pub fn satisfies(self, exactness: Exactness) -> bool {
+        match exactness {
+            Exactness::Bitwise => self == Verdict::Bitwise,
+            Exactness::Reassociated => self <= Verdict::Reassociated,
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Verdict::Bitwise => "bitwise equal",
+            Verdict::Reassociated => "reassociated",
+            Verdict::Different => "different",
+        })
+    }
+}
+
+/// What [`check`](super::check) found. `Display` gives a screen for people; JSON comes from `Serialize`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The worst verdict of all functions.
+    pub verdict: Verdict,
+    /// Seed that the inputs came from.
+    pub seed: u64,
+    /// One entry a function, sorted by name.
+    pub functions: Vec<FunctionReport>,
+}
+
+/// What was found of one function.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct FunctionReport {
+    /// Name.
+    #[serde(serialize_with = "name")]
+    pub name: Name,
+    /// The worst verdict of all outputs and states.
+    pub verdict: Verdict,
+    /// Steps that were run.
+    pub steps: usize,
+    /// Outputs in the order of the first program.
+    pub outputs: Vec<TensorReport>,
+    /// States in the order of the first program, as they were after every step.
+    pub states: Vec<TensorReport>,
+    /// Where the two programs part, when they do and name some differing value alike.
+    pub first_divergence: Option<Divergence>,
+    /// What the comparison did not cover.
+    pub notes: Vec<String>,
+}
+
+/// What was found of one output or state.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct TensorReport {
+    /// Name.
+    #[serde(serialize_with = "name")]
+    pub name: Name,
+    /// Verdict.
+    pub verdict: Verdict,
+    /// The difference when every tensor is rounded to its type.
+    pub storage: Difference,
+    /// The difference under exact evaluation, when the function was not bitwise equal.
+    pub exact: Option<Difference>,
+}
+
+/// The first value, in the order of the second program, that both programs name alike and compute differently.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Divergence {
+    /// Step, from 0.
+    pub step: usize,
+    /// Kind and name of the op in the first program.
+    pub a: String,
+    /// Kind and name of the op in the second program.
+    pub b: String,
+}
+
+fn name<S: Serializer>(name: &Name, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(name)
+}
+
+impl Report {
+    pub(super) fn new(seed: u64, functions: Vec<FunctionReport>) -> Report {
+        let verdict = functions.iter().map(|f| f.verdict).max().unwrap_or(Verdict::Bitwise);
+        Report { verdict, seed, functions }
+    }
+
+    /// Whether the programs are as equal as asked, or more.
+    pub fn satisfies(&self, exactness: Exactness) -> bool {
+        self.verdict.satisfies(exactness)
+    }
+}
+
+impl TensorReport {
+    pub(super) fn new(name: Name, storage: Difference, exact: Option<Difference>) -> TensorReport {
+        let within = storage.is_within_bound() && exact.as_ref().is_some_and(Difference::is_within_bound);
+        let verdict = match storage.is_bitwise() {
+            true => Verdict::Bitwise,
+            false if within => Verdict::Reassociated,
+            false => Verdict::Different,
+        };
+        TensorReport { name, verdict, storage, exact }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for function in &self.functions {
+            function.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a function's table that are printed.
+const MAX_ROWS: usize = 16;
+
+impl fmt::Display for FunctionReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = if self.steps == 1 { "" } else { "s" };
+        writeln!(f, "{}: {} over {} step{s}", self.name, self.verdict, self.steps)?;
+        let mut rows: Vec<(&str, &TensorReport)> = self.outputs.iter().map(|t| ("output", t)).collect();
+        rows.extend(self.states.iter().map(|t| ("state", t)));
+        if rows.len() > MAX_ROWS {
+            rows.sort_by_key(|(_, t)| Reverse(t.verdict));
+        }
+        let width = rows.iter().take(MAX_ROWS).map(|(_, t)| t.name.chars().count()).max().unwrap_or(0);
+        for (kind, t) in rows.iter().take(MAX_ROWS) {
+            writeln!(f, "  {kind:6}  {:width$}  {:13}  {t}", t.name.as_str(), t.verdict)?;
+        }
+        if let Some(rest) = rows.len().checked_sub(MAX_ROWS).filter(|&n| n > 0) {
+            writeln!(f, "  and {rest} more, none worse")?;
+        }
+        if let Some(d) = &self.first_divergence {
+            match d.a == d.b {
+                true => writeln!(f, "  first divergence: {} at step {}", d.b, d.step)?,
+                false => writeln!(f, "  first divergence: {} at step {}, {} before", d.b, d.step, d.a)?,
+            }
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "  note: {note}"))
+    }
+}
+
+/// The numbers of one row: how much differs, by how much, and where first.
+impl fmt::Display for TensorReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let d = &self.storage;
+        if d.differing > 0 {
+            write!(f, "{} of ", d.differing)?;
+        }
+        write!(f, "{} elements", d.elements)?;
+        if d.finite < d.elements {
+            write!(f, " ({} finite)", d.finite)?;
+        }
+        let Some(first) = &d.first else { return Ok(()) };
+        write!(f, ", max |a-b| {:.3e}", d.max_abs)?;
+        if d.max_ulp > 0 && d.max_ulp < u64::MAX {
+            write!(f, " ({} ulp)", d.max_ulp)?;
+        }
+        if let Some(exact) = &self.exact {
+            write!(f, ", exact {:.3e}", exact.max_abs)?;
+        }
+        write!(f, ", first at step {} {:?}: {:?} and {:?}", first.step, first.index, first.a, first.b)
+    }
+}

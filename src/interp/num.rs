@@ -1,0 +1,304 @@
+//! Element types of the kernels, and rounding to MIL's element types.
+
+use std::sync::Arc;
+
+use super::tensor::Data;
+use crate::ir::DType;
+
+/// What a tensor's data can be made of.
+pub(crate) trait Element: Clone + Default + PartialEq + 'static {
+    /// The elements, if `data` holds this kind.
+    fn of(data: &Data) -> Option<&[Self]>;
+    /// Data that holds `elements`.
+    fn data(elements: Vec<Self>) -> Data;
+}
+
+macro_rules! element {
+    ($($ty:ty => $variant:ident),*) => {$(
+        impl Element for $ty {
+            fn of(data: &Data) -> Option<&[Self]> {
+                match data { Data::$variant(v) => Some(v), _ => None }
+            }
+            fn data(elements: Vec<Self>) -> Data {
+                Data::$variant(Arc::new(elements))
+            }
+        }
+    )*};
+}
+element!(f32 => F32, f64 => F64, i64 => Int, bool => Bool, Arc<str> => Text);
+
+/// Numbers: floats in either width, or integers that wrap.
+pub(crate) trait Num: Element + Copy + PartialOrd {
+    /// +0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    fn plus(self, other: Self) -> Self;
+    fn minus(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
+    fn abs(self) -> Self;
+    /// IEEE 754-2019 `maximum`: NaN wins, −0 < +0.
+    fn larger(self, other: Self) -> Self;
+    /// IEEE 754-2019 `minimum`: NaN wins, −0 < +0.
+    fn smaller(self, other: Self) -> Self;
+    /// `None` when an integer is divided by zero. Integers truncate.
+    fn divided(self, other: Self) -> Option<Self>;
+    /// ⌊x / y⌋; `None` when an integer is divided by zero.
+    fn floor_divided(self, other: Self) -> Option<Self>;
+    /// x − ⌊x / y⌋·y, which has the sign of y; `None` when an integer is divided by zero.
+    fn modulo(self, other: Self) -> Option<Self>;
+    /// xʸ; integers wrap, and truncate when the exponent is negative.
+    fn power(self, other: Self) -> Self;
+    fn is_nan(self) -> bool;
+    fn to_f64(self) -> f64;
+    /// Nearest value; truncates toward zero for integers.
+    fn from_f64(x: f64) -> Self;
+}
+
+impl Num for i64 {
+    const ZERO: i64 = 0;
+    const ONE: i64 = 1;
+    fn plus(self, other: i64) -> i64 {
+        self.wrapping_add(other)
+    }
+    fn minus(self, other: i64) -> i64 {
+        self.wrapping_sub(other)
+    }
+    fn times(self, other: i64) -> i64 {
+        self.wrapping_mul(other)
+    }
+    fn abs(self) -> i64 {
+        self.wrapping_abs()
+    }
+    fn larger(self, other: i64) -> i64 {
+        self.max(other)
+    }
+    fn smaller(self, other: i64) -> i64 {
+        self.min(other)
+    }
+    fn divided(self, other: i64) -> Option<i64> {
+        (other != 0).then(|| self.wrapping_div(other))
+    }
+    fn floor_divided(self, other: i64) -> Option<i64> {
+        let quotient = self.divided(other)?;
+        let inexact = self.wrapping_rem(other) != 0;
+        Some(if inexact && (self < 0) != (other < 0) { quotient - 1 } else { quotient })
+    }
+    fn modulo(self, other: i64) -> Option<i64> {
+        Some(self.wrapping_sub(self.floor_divided(other)?.wrapping_mul(other)))
+    }
+    fn power(self, other: i64) -> i64 {
+        match u32::try_from(other) {
+            Ok(exponent) => self.wrapping_pow(exponent),
+            Err(_) => libm::pow(self as f64, other as f64) as i64,
+        }
+    }
+    fn is_nan(self) -> bool {
+        false
+    }
+    fn to_f64(self) -> f64 {
+        self as f64
+    }
+    fn from_f64(x: f64) -> i64 {
+        x as i64
+    }
+}
+
+/// Floats. Transcendental functions come from `libm`, so that they depend on the value alone.
+pub(crate) trait Real: Num {
+    const INFINITY: Self;
+    fn over(self, other: Self) -> Self;
+    fn sqrt(self) -> Self;
+    fn exp(self) -> Self;
+    fn exp2(self) -> Self;
+    fn ln(self) -> Self;
+    fn sin(self) -> Self;
+    fn cos(self) -> Self;
+    fn tan(self) -> Self;
+    fn asin(self) -> Self;
+    fn acos(self) -> Self;
+    fn atan(self) -> Self;
+    fn sinh(self) -> Self;
+    fn cosh(self) -> Self;
+    fn tanh(self) -> Self;
+    fn atanh(self) -> Self;
+    fn erf(self) -> Self;
+    fn floor(self) -> Self;
+    fn ceil(self) -> Self;
+    /// Half to even.
+    fn round(self) -> Self;
+    fn of_f32(x: f32) -> Self;
+    /// Rounds every element to `dtype` and stores it as storage mode does.
+    fn narrowed(elements: Vec<Self>, dtype: DType) -> Data;
+    /// Stores every element unrounded, as exact mode does.
+    fn widened(elements: Vec<Self>) -> Data;
+}
+
+macro_rules! real {
+    ($ty:ident; $($method:ident = $libm:path),*) => {
+        impl Num for $ty {
+            const ZERO: $ty = 0.0;
+            const ONE: $ty = 1.0;
+            fn plus(self, other: $ty) -> $ty { self + other }
+            fn minus(self, other: $ty) -> $ty { self - other }
+            fn times(self, other: $ty) -> $ty { self * other }
+            fn abs(self) -> $ty { $ty::abs(self) }
+            fn larger(self, other: $ty) -> $ty {
+                if $ty::is_nan(self) || self > other || (self == other && other.is_sign_negative()) { self } else { other }
+            }
+            fn smaller(self, other: $ty) -> $ty {
+                if $ty::is_nan(self) || self < other || (self == other && self.is_sign_negative()) { self } else { other }
+            }
+            fn divided(self, other: $ty) -> Option<$ty> { Some(self / other) }
+            fn floor_divided(self, other: $ty) -> Option<$ty> { Some((self / other).floor()) }
+            fn modulo(self, other: $ty) -> Option<$ty> { Some(self - (self / other).floor() * other) }
+            fn power(self, other: $ty) -> $ty { pow::$ty(self, other) }
+            fn is_nan(self) -> bool { $ty::is_nan(self) }
+            fn to_f64(self) -> f64 { f64::from(self) }
+            fn from_f64(x: f64) -> $ty { x as $ty }
+        }
+
+        impl Real for $ty {
+            const INFINITY: $ty = $ty::INFINITY;
+            fn over(self, other: $ty) -> $ty { self / other }
+            fn of_f32(x: f32) -> $ty { $ty::from(x) }
+            $(fn $method(self) -> $ty { $libm(self) })*
+            fn narrowed(elements: Vec<$ty>, dtype: DType) -> Data { narrow::$ty(elements, dtype) }
+            fn widened(elements: Vec<$ty>) -> Data { widen::$ty(elements) }
+        }
+    };
+}
+
+real!(f32; sqrt = libm::sqrtf, exp = libm::expf, exp2 = libm::exp2f, ln = libm::logf, sin = libm::sinf, cos = libm::cosf,
+    tan = libm::tanf, asin = libm::asinf, acos = libm::acosf, atan = libm::atanf, sinh = libm::sinhf, cosh = libm::coshf,
+    tanh = libm::tanhf, atanh = libm::atanhf, erf = libm::erff, floor = libm::floorf, ceil = libm::ceilf,
+    round = libm::rintf);
+real!(f64; sqrt = libm::sqrt, exp = libm::exp, exp2 = libm::exp2, ln = libm::log, sin = libm::sin, cos = libm::cos,
+    tan = libm::tan, asin = libm::asin, acos = libm::acos, atan = libm::atan, sinh = libm::sinh, cosh = libm::cosh,
+    tanh = libm::tanh, atanh = libm::atanh, erf = libm::erf, floor = libm::floor, ceil = libm::ceil,
+    round = libm::rint);
+
+mod pow {
+    pub(super) fn f32(x: f32, y: f32) -> f32 {
+        libm::powf(x, y)
+    }
+    pub(super) fn f64(x: f64, y: f64) -> f64 {
+        libm::pow(x, y)
+    }
+}
+
+mod narrow {
+    use super::{DType, Data, Element, round_f64};
+
+    pub(super) fn f32(mut elements: Vec<f32>, dtype: DType) -> Data {
+        match dtype {
+            DType::F32 => {}
+            DType::F64 => return super::widen::f32(elements),
+            DType::F16 => elements.iter_mut().for_each(|x| *x = half::f16::from_f32(*x).to_f32()),
+            DType::BF16 => elements.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32()),
+            _ => elements.iter_mut().for_each(|x| *x = round_f64(dtype, f64::from(*x)) as f32),
+        }
+        f32::data(elements)
+    }
+
+    pub(super) fn f64(elements: Vec<f64>, dtype: DType) -> Data {
+        match dtype {
+            DType::F64 => f64::data(elements),
+            _ => f32::data(elements.into_iter().map(|x| round_f64(dtype, x) as f32).collect()),
+        }
+    }
+}
+
+mod widen {
+    use super::{Data, Element};
+
+    pub(super) fn f32(elements: Vec<f32>) -> Data {
+        f64::data(elements.into_iter().map(f64::from).collect())
+    }
+    pub(super) fn f64(elements: Vec<f64>) -> Data {
+        f64::data(elements)
+    }
+}
+
+/// `x` rounded to nearest even in the float type `dtype`. Values beyond the largest finite one become infinite, or NaN
+/// in the type without infinities.
+pub(crate) fn round_f64(dtype: DType, x: f64) -> f64 {
+    let (fraction_bits, min_exponent, max) = match dtype {
+        DType::F16 => (10, -14, 65504.0),
+        DType::BF16 => (7, -126, f64::from(half::bf16::MAX)),
+        DType::F8E4M3FN => (3, -6, 448.0),
+        DType::F8E5M2 => (2, -14, 57344.0),
+        DType::F32 => return f64::from(x as f32),
+        _ => return x,
+    };
+    let rounded = if x == 0.0 || !x.is_finite() {
+        x
+    } else {
+        let unit = libm::ldexp(1.0, libm::ilogb(x).max(min_exponent) - fraction_bits);
+        libm::rint(x / unit) * unit
+    };
+    match rounded.abs() > max {
+        true if dtype == DType::F8E4M3FN => f64::NAN,
+        true => f64::INFINITY.copysign(rounded),
+        false => rounded,
+    }
+}
+
+/// `x` reduced to the integer type `dtype`: two's complement wrap-around.
+pub(crate) fn wrap(dtype: DType, x: i64) -> i64 {
+    match dtype.bits() {
+        Some(bits) if bits < 64 => {
+            let spare = 64 - bits;
+            if dtype.is_signed_int() { (x << spare) >> spare } else { ((x as u64) << spare >> spare) as i64 }
+        }
+        _ => x,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_nearest_even() {
+        // A tie broken only by bits far below single precision.
+        assert_eq!(round_f64(DType::F16, 1.0 + 2f64.powi(-11)), 1.0);
+        assert_eq!(round_f64(DType::F16, 1.0 + 2f64.powi(-11) + 2f64.powi(-45)), 1.0 + 2f64.powi(-10));
+        assert_eq!(round_f64(DType::F16, 65519.9), 65504.0);
+        assert_eq!(round_f64(DType::F16, -65520.0), f64::NEG_INFINITY);
+        assert_eq!(round_f64(DType::F16, 2f64.powi(-25)), 0.0);
+        assert_eq!(round_f64(DType::F16, 1.5 * 2f64.powi(-25)), 2f64.powi(-24));
+        assert_eq!(round_f64(DType::BF16, 1.00390625), 1.0);
+        assert_eq!(round_f64(DType::F8E4M3FN, 460.0), 448.0);
+        assert!(round_f64(DType::F8E4M3FN, 470.0).is_nan());
+        assert_eq!(round_f64(DType::F8E5M2, 0.9), 0.875);
+    }
+
+    #[test]
+    fn f16_rounding_agrees_with_half_on_every_f16_midpoint() {
+        for bits in 0..0x7bffu16 {
+            let (a, b) = (half::f16::from_bits(bits).to_f32(), half::f16::from_bits(bits + 1).to_f32());
+            let mid = (a + b) / 2.0;
+            assert_eq!(round_f64(DType::F16, f64::from(mid)) as f32, half::f16::from_f32(mid).to_f32(), "{mid}");
+        }
+    }
+
+    #[test]
+    fn integers_wrap() {
+        assert_eq!(wrap(DType::I8, 200), -56);
+        assert_eq!(wrap(DType::U8, -1), 255);
+        assert_eq!(wrap(DType::I32, 1 << 31), -(1 << 31));
+        assert_eq!(wrap(DType::U3, 9), 1);
+        assert_eq!(wrap(DType::I64, i64::MIN), i64::MIN);
+    }
+
+    #[test]
+    fn maximum_and_minimum_are_those_of_ieee_754_2019() {
+        assert!(1f32.larger(f32::NAN).is_nan() && f32::NAN.larger(1.0).is_nan());
+        assert!(1f64.smaller(f64::NAN).is_nan() && f64::NAN.smaller(1.0).is_nan());
+        assert_eq!(Num::larger(-0f32, 0.0).to_bits(), 0);
+        assert_eq!(Num::larger(0f32, -0.0).to_bits(), 0);
+        assert_eq!(Num::smaller(0f32, -0.0).to_bits(), (-0f32).to_bits());
+        assert_eq!(Num::smaller(-0f32, 0.0).to_bits(), (-0f32).to_bits());
+    }
+}

@@ -1,0 +1,91 @@
+//! Activations with parameters.
+
+use super::super::call::{Call, with_num, with_real};
+use super::super::error::Fault;
+use super::super::num::{Num, Real};
+use super::super::tensor::Tensor;
+use super::super::view::View;
+use super::elementwise::sigmoid;
+
+/// x, alpha and beta to the result. Ops without a beta ignore it.
+pub(super) fn parametric_fn<R: Real>(kind: &str) -> Option<fn(R, R, R) -> R> {
+    Some(match kind {
+        "clip" => |x, alpha, beta| x.larger(alpha).smaller(beta),
+        "clamped_relu" => |x, alpha, beta| beta.smaller(if x >= R::ZERO { x } else { alpha.times(x) }),
+        "linear_activation" => |x, alpha, beta| alpha.times(x).plus(beta),
+        "scaled_tanh" => |x, alpha, beta| alpha.times(beta.times(x).tanh()),
+        "sigmoid_hard" => |x, alpha, beta| alpha.times(x).plus(beta).larger(R::ZERO).smaller(R::ONE),
+        "softplus_parametric" => |x, alpha, beta| alpha.times(R::ONE.plus(beta.times(x).exp()).ln()),
+        "leaky_relu" | "prelu" => |x, alpha, _| if x < R::ZERO { alpha.times(x) } else { x },
+        "elu" => |x, alpha, _| if x < R::ZERO { alpha.times(x.exp().minus(R::ONE)) } else { x },
+        "thresholded_relu" => |x, alpha, _| if x >= alpha { x } else { R::ZERO },
+        _ => return None,
+    })
+}
+
+pub(super) fn parametric(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    with_real!([x], R => {
+        let f = parametric_fn::<R>(call.kind()).ok_or(Fault::NotInterpreted)?;
+        let alpha = parameter::<R>(call, "alpha", &x)?;
+        let beta = if call.has("beta") { parameter::<R>(call, "beta", &x)? } else { alpha.clone() };
+        let out = x.reals::<R>()?.iter().zip(alpha.iter().zip(beta)).map(|(&v, (&a, b))| f(v, a, b)).collect();
+        Ok(call.real_result::<R>(x.dtype(), x.shape(), out))
+    })
+}
+
+/// A scalar, or a vector over axis 1, spread over the elements of x.
+fn parameter<R: Real>(call: &Call<'_>, name: &str, x: &Tensor) -> Result<Vec<R>, Fault> {
+    let given = call.tensor(name)?;
+    if given.len() == 1 {
+        return Ok(vec![call.real::<R>(name, x.dtype())?; x.len()]);
+    }
+    if given.rank() != 1 || x.shape().get(1) != Some(&given.len()) {
+        return Err(Fault::Shape(format!(
+            "`{name}` of shape {:?} is not one per channel of {:?}",
+            given.shape(),
+            x.shape()
+        )));
+    }
+    let mut per_channel = vec![1; x.rank() - 1];
+    per_channel[0] = given.len();
+    let view = View::of(&per_channel).broadcast(x.shape());
+    view.ok_or_else(|| Fault::Shape(format!("`{name}` does not broadcast")))?.read(&given.reals::<R>()?)
+}
+
+/// max(x, alpha).
+pub(super) fn threshold(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let (x, alpha) = (call.tensor("x")?, call.tensor("alpha")?);
+    with_num!([x, alpha], T => {
+        let [alpha] = alpha.numbers::<T>()?[..] else { return Err(Fault::Shape("alpha is no scalar".into())) };
+        Ok(call.result(x.dtype(), x.shape(), x.numbers::<T>()?.iter().map(|&v| v.larger(alpha)).collect()))
+    })
+}
+
+pub(super) fn gelu(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let mode = call.str_or("mode", "EXACT")?;
+    with_real!([x], R => {
+        let f = gelu_fn::<R>(&mode).ok_or_else(|| Fault::Value(format!("there is no gelu mode {mode}")))?;
+        Ok(call.real_result::<R>(x.dtype(), x.shape(), x.reals::<R>()?.iter().map(|&v| f(v)).collect()))
+    })
+}
+
+fn gelu_fn<R: Real>(mode: &str) -> Option<fn(R) -> R> {
+    Some(match mode {
+        "EXACT" => {
+            |x| half::<R>().times(x).times(R::ONE.plus(x.times(R::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf()))
+        }
+        "TANH_APPROXIMATION" => |x| {
+            let cube = x.times(x).times(x).times(R::from_f64(0.044715));
+            let inner = R::from_f64((2.0 / std::f64::consts::PI).sqrt()).times(x.plus(cube));
+            half::<R>().times(x).times(R::ONE.plus(inner.tanh()))
+        },
+        "SIGMOID_APPROXIMATION" => |x| x.times(sigmoid(x.times(R::from_f64(1.702)))),
+        _ => return None,
+    })
+}
+
+fn half<R: Real>() -> R {
+    R::from_f64(0.5)
+}

@@ -1,0 +1,171 @@
+//! Reductions, softmax and running sums.
+
+use std::borrow::Cow;
+
+use super::super::call::{Axes, Call, with_num, with_real};
+use super::super::error::Fault;
+use super::super::lanes;
+use super::super::num::{Element, Num, Real};
+use super::super::tensor::{Dims, Tensor, volume};
+use super::super::view::View;
+
+/// A tensor seen as rows: some axes, in ascending order, form the row, the others number the rows.
+pub(super) struct Rows {
+    /// Kept axes, then row axes.
+    perm: Axes,
+    shape: Dims,
+    /// Elements of a row.
+    pub n: usize,
+    /// Number of rows.
+    pub count: usize,
+}
+
+impl Rows {
+    /// Rows over `axes` of a tensor of this shape.
+    pub fn over(shape: &[usize], axes: &[usize]) -> Result<Rows, Fault> {
+        let (mut perm, row): (Axes, Axes) = (0..shape.len()).partition(|a| !axes.contains(a));
+        let size = |axes: &[usize]| volume(&axes.iter().map(|&a| shape[a]).collect::<Dims>());
+        let (count, n) = (size(&perm)?, size(&row)?);
+        perm.extend(row);
+        Ok(Rows { perm, shape: shape.into(), n, count })
+    }
+
+    fn in_place(&self) -> bool {
+        self.perm.is_sorted()
+    }
+
+    /// The rows one after the other.
+    pub fn gather<'a, T: Element>(&self, elements: Cow<'a, [T]>) -> Result<Cow<'a, [T]>, Fault> {
+        if self.in_place() {
+            return Ok(elements);
+        }
+        Ok(Cow::Owned(View::of(&self.shape).permuted(&self.perm).read(&elements)?))
+    }
+
+    /// The inverse of [`Rows::gather`].
+    pub fn scatter<T: Num>(&self, rows: Vec<T>) -> Vec<T> {
+        if self.in_place() {
+            return rows;
+        }
+        let mut out = vec![T::ZERO; rows.len()];
+        View::of(&self.shape).permuted(&self.perm).write(&mut out, &rows);
+        out
+    }
+
+    /// f of every row; rows may be empty.
+    pub fn fold<T: Element, U>(&self, rows: &[T], mut f: impl FnMut(&[T]) -> U) -> Vec<U> {
+        (0..self.count).map(|i| f(&rows[i * self.n..(i + 1) * self.n])).collect()
+    }
+}
+
+/// The reduced axes of an op, all of them when none are named, and the shape of its result.
+fn reduced(call: &Call<'_>, x: &Tensor) -> Result<(Axes, Dims), Fault> {
+    let axes = call.axes("axes", x.rank())?.unwrap_or_else(|| (0..x.rank()).collect());
+    let keep = call.bool_or("keep_dims", false)?;
+    let shape = (0..x.rank()).filter_map(|a| match axes.contains(&a) {
+        true => keep.then_some(1),
+        false => Some(x.shape()[a]),
+    });
+    let shape = shape.collect();
+    Ok((axes, shape))
+}
+
+/// A row of floats to one. The maximum of nothing is −∞, the minimum +∞.
+pub(super) fn real_fn<R: Real>(kind: &str) -> Option<fn(&[R]) -> R> {
+    Some(match kind {
+        "reduce_sum" => |x| lanes::sum(x, |v| v),
+        "reduce_mean" => mean,
+        "reduce_max" => |x| lanes::max(x).unwrap_or(R::ZERO.minus(R::INFINITY)),
+        "reduce_min" => |x| lanes::min(x).unwrap_or(R::INFINITY),
+        "reduce_prod" => lanes::product,
+        "reduce_l1_norm" => |x| lanes::sum(x, R::abs),
+        "reduce_l2_norm" => |x| lanes::sum(x, |v| v.times(v)).sqrt(),
+        "reduce_sum_square" => |x| lanes::sum(x, |v| v.times(v)),
+        "reduce_log_sum" => |x| lanes::sum(x, |v| v).ln(),
+        "reduce_log_sum_exp" => |x| {
+            let max = lanes::max(x).unwrap_or(R::ZERO.minus(R::INFINITY));
+            max.plus(lanes::sum(x, |v| v.minus(max).exp()).ln())
+        },
+        _ => return None,
+    })
+}
+
+/// A row of integers to one; `None` when it is undefined for an empty row.
+fn int_fn(kind: &str) -> Option<fn(&[i64]) -> Option<i64>> {
+    Some(match kind {
+        "reduce_sum" => |x| Some(lanes::sum(x, |v| v)),
+        "reduce_mean" => |x| lanes::sum(x, |v| v).divided(x.len() as i64),
+        "reduce_max" => lanes::max,
+        "reduce_min" => lanes::min,
+        "reduce_prod" => |x| Some(lanes::product(x)),
+        "reduce_l1_norm" => |x| Some(lanes::sum(x, Num::abs)),
+        "reduce_sum_square" => |x| Some(lanes::sum(x, |v| v.times(v))),
+        _ => return None,
+    })
+}
+
+pub(super) fn reduce(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let (axes, shape) = reduced(call, &x)?;
+    let rows = Rows::over(x.shape(), &axes)?;
+    if !x.dtype().is_int() {
+        return with_real!([x], R => {
+            let f = real_fn::<R>(call.kind()).ok_or(Fault::NotInterpreted)?;
+            let elements = rows.gather(x.reals::<R>()?)?;
+            Ok(call.real_result::<R>(x.dtype(), &shape, rows.fold(&elements, f)))
+        });
+    }
+    let elements = rows.gather(x.numbers::<i64>()?)?;
+    let out: Option<Vec<i64>> = match (int_fn(call.kind()), real_fn::<f64>(call.kind())) {
+        (Some(f), _) => rows.fold(&elements, f).into_iter().collect(),
+        (None, Some(f)) => {
+            let floats: Vec<f64> = elements.iter().map(|&v| v as f64).collect();
+            Some(rows.fold(&floats, |row| f(row) as i64))
+        }
+        (None, None) => return Err(Fault::NotInterpreted),
+    };
+    let out = out.ok_or_else(|| Fault::Range("nothing is reduced".into()))?;
+    Ok(call.result(x.dtype(), &shape, out))
+}
+
+/// Σx / n.
+pub(super) fn mean<R: Real>(x: &[R]) -> R {
+    lanes::sum(x, |v| v).over(R::from_f64(x.len() as f64))
+}
+
+pub(super) fn softmax(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let rows = Rows::over(x.shape(), &[call.axis("axis", -1, x.rank())?])?;
+    with_real!([x], R => {
+        let mut elements = rows.gather(x.reals::<R>()?)?.into_owned();
+        elements.chunks_mut(rows.n.max(1)).for_each(lanes::softmax);
+        Ok(call.real_result::<R>(x.dtype(), x.shape(), rows.scatter(elements)))
+    })
+}
+
+/// Running sums along an axis, one term after the other; `exclusive` leaves out the term itself.
+pub(super) fn cumsum(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let rows = Rows::over(x.shape(), &[call.axis("axis", 0, x.rank())?])?;
+    let (exclusive, reverse) = (call.bool_or("exclusive", false)?, call.bool_or("reverse", false)?);
+    with_num!([x], T => {
+        let mut elements = rows.gather(x.numbers::<T>()?)?.into_owned();
+        for row in elements.chunks_mut(rows.n.max(1)) {
+            if reverse {
+                running_sum(row.iter_mut().rev(), exclusive);
+            } else {
+                running_sum(row.iter_mut(), exclusive);
+            }
+        }
+        Ok(call.result(x.dtype(), x.shape(), rows.scatter(elements)))
+    })
+}
+
+fn running_sum<'a, T: Num>(terms: impl Iterator<Item = &'a mut T>, exclusive: bool) {
+    let mut sum = T::ZERO;
+    for term in terms {
+        let next = sum.plus(*term);
+        *term = if exclusive { sum } else { next };
+        sum = next;
+    }
+}

@@ -1,0 +1,153 @@
+//! Slices and their inverse.
+
+use super::super::call::Call;
+use super::super::error::Fault;
+use super::super::tensor::{Tensor, with_element};
+use super::super::view::View;
+use super::views::viewed;
+
+/// The bounds of one axis as the op states them.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    begin: i64,
+    end: i64,
+    step: i64,
+    from_edge: bool,
+    to_edge: bool,
+}
+
+impl Bounds {
+    /// First position, number of positions and step, by numpy's rules for an axis of size n.
+    fn resolve(self, n: usize) -> Result<(usize, usize, isize), Fault> {
+        let Bounds { begin, end, step, from_edge, to_edge } = self;
+        let size = n as i64;
+        if step == 0 {
+            return Err(Fault::Value("a stride is zero".into()));
+        }
+        let crossed = match (begin >= 0, end >= 0) {
+            (true, true) => step > 0 && end < begin,
+            (false, false) => step < 0 && begin < end,
+            _ => false,
+        };
+        if crossed && !from_edge && !to_edge {
+            return Err(Fault::Range(format!("slice {begin}:{end}:{step} ends before it begins")));
+        }
+        let (lowest, highest) = if step > 0 { (0, size) } else { (-1, size - 1) };
+        let place = |at: i64| if at < 0 { at.saturating_add(size) } else { at }.clamp(lowest, highest);
+        let begin = match (from_edge, step > 0) {
+            (false, _) => place(begin),
+            (true, true) => 0,
+            (true, false) => size - 1,
+        };
+        let end = match (to_edge, step > 0) {
+            (false, _) => place(end),
+            (true, true) => size,
+            (true, false) => -1,
+        };
+        let distance = if step > 0 { end - begin } else { begin - end };
+        let len = if distance <= 0 { 0 } else { (distance as u64).div_ceil(step.unsigned_abs()) };
+        Ok((if len == 0 { 0 } else { begin as usize }, len as usize, step as isize))
+    }
+
+    /// The one position that a squeezed axis keeps.
+    fn squeeze(self, n: usize) -> Result<usize, Fault> {
+        let begin = if self.from_edge { 0 } else { self.begin };
+        let at = if begin < 0 { begin.saturating_add(n as i64) } else { begin };
+        usize::try_from(at)
+            .ok()
+            .filter(|&at| at < n)
+            .ok_or_else(|| Fault::Range(format!("index {begin} is outside an axis of {n}")))
+    }
+}
+
+/// The view that the slicing parameters select in a tensor of this shape.
+fn selection(call: &Call<'_>, shape: &[usize]) -> Result<View, Fault> {
+    let rank = shape.len();
+    let (begin, end) = (call.ints("begin")?, call.ints("end")?);
+    let step = call.optional_ints("stride")?.unwrap_or_else(|| vec![1; rank]);
+    for (name, v) in [("begin", &begin), ("end", &end), ("stride", &step)] {
+        if v.len() != rank {
+            return Err(Fault::Shape(format!("`{name}` has {} entries for rank {rank}", v.len())));
+        }
+    }
+    let (from_edge, to_edge) = (call.mask("begin_mask", rank)?, call.mask("end_mask", rank)?);
+    let squeezed = call.mask("squeeze_mask", rank)?;
+    let mut view = View::of(shape);
+    for i in (0..rank).rev() {
+        let bounds =
+            Bounds { begin: begin[i], end: end[i], step: step[i], from_edge: from_edge[i], to_edge: to_edge[i] };
+        view = if squeezed[i] {
+            view.sliced(i, bounds.squeeze(shape[i])?, 1, 1).without_axis(i)
+        } else {
+            let (start, len, step) = bounds.resolve(shape[i])?;
+            view.sliced(i, start, len, step)
+        };
+    }
+    Ok(view)
+}
+
+pub(super) fn slice_by_index(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    viewed(&x, &selection(call, x.shape())?)
+}
+
+pub(super) fn slice_update(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let (x, update) = (call.tensor("x")?, call.tensor("update")?);
+    let view = selection(call, x.shape())?;
+    if update.dtype() != x.dtype() {
+        return Err(Fault::dtype("update", update.dtype(), x.dtype()));
+    }
+    if update.shape() != view.shape() || update.rank() == 0 {
+        let message = format!("update of shape {:?} for a slice of shape {:?}", update.shape(), view.shape());
+        return Err(Fault::Shape(message));
+    }
+    with_element!(x, T => {
+        let mut out = x.elements::<T>()?.to_vec();
+        view.write(&mut out, update.elements::<T>()?);
+        Ok(x.like(x.dims(), out))
+    })
+}
+
+/// `size` elements from `begin`; −1 takes all that follow.
+pub(super) fn slice_by_size(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let (begin, size) = (call.ints("begin")?, call.ints("size")?);
+    if begin.len() != x.rank() || size.len() != x.rank() {
+        return Err(Fault::Shape(format!("begin {begin:?} and size {size:?} for rank {}", x.rank())));
+    }
+    let mut view = View::of(x.shape());
+    for (i, &n) in x.shape().iter().enumerate() {
+        let start = if begin[i] < 0 { begin[i].saturating_add(n as i64) } else { begin[i] };
+        let len = if size[i] == -1 { n as i64 - start } else { size[i] };
+        let inside = start >= 0 && len >= 0 && start.checked_add(len).is_some_and(|end| end <= n as i64);
+        if !inside {
+            return Err(Fault::Range(format!("{len} elements from {start} leave an axis of {n}")));
+        }
+        view = view.sliced(i, if len == 0 { 0 } else { start as usize }, len as usize, 1);
+    }
+    viewed(&x, &view)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_resolve_as_in_numpy() {
+        let at =
+            |begin, end, step, from_edge, to_edge| Bounds { begin, end, step, from_edge, to_edge }.resolve(5).unwrap();
+        assert_eq!(at(1, 4, 1, false, false), (1, 3, 1));
+        assert_eq!(at(-3, -1, 1, false, false), (2, 2, 1));
+        assert_eq!(at(0, 100, 2, false, false), (0, 3, 2));
+        assert_eq!(at(-100, 3, 1, false, false), (0, 3, 1));
+        assert_eq!(at(7, 7, -2, true, true), (4, 3, -2));
+        assert_eq!(at(3, 0, -1, false, false), (3, 3, -1));
+        assert_eq!(at(-1, -4, -1, false, false), (4, 3, -1));
+        assert_eq!(at(2, 2, 1, false, false).1, 0);
+        assert_eq!(at(3, 0, 1, false, true), (3, 2, 1));
+        for (begin, end, step) in [(3, 1, 1), (-4, -2, -1), (0, 1, 0)] {
+            assert!(Bounds { begin, end, step, from_edge: false, to_edge: false }.resolve(5).is_err());
+        }
+        assert!(Bounds { begin: 5, end: 0, step: 1, from_edge: false, to_edge: false }.squeeze(5).is_err());
+    }
+}

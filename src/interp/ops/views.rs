@@ -1,0 +1,247 @@
+//! Ops that rearrange the elements of one tensor, or of several into one.
+
+use super::super::call::{Axes, Call, axis};
+use super::super::error::Fault;
+use super::super::tensor::{Dims, Tensor, volume, with_element};
+use super::super::view::View;
+
+pub(super) fn identity(call: &Call<'_>) -> Result<Tensor, Fault> {
+    call.tensor("x")
+}
+
+/// The tensor under another shape of the same volume, elements shared.
+fn reshaped(x: &Tensor, shape: &[usize]) -> Result<Tensor, Fault> {
+    x.reshaped(shape).ok_or_else(|| Fault::Shape(format!("shape {:?} cannot become {shape:?}", x.shape())))
+}
+
+/// The elements that a view of `x` selects, as a new tensor.
+pub(super) fn viewed(x: &Tensor, view: &View) -> Result<Tensor, Fault> {
+    with_element!(x, T => Ok(x.like(view.shape(), view.read(x.elements::<T>()?)?)))
+}
+
+/// A zero copies a size of x: at its own position up to CoreML6, counted from the right (and 1 beyond x's rank) after.
+/// −1 takes what remains.
+pub(super) fn reshape(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let wanted = call.ints("shape")?;
+    let from_right = call.opset() >= 7;
+    if !from_right && wanted.contains(&0) && wanted.len() != x.rank() {
+        return Err(Fault::Shape(format!("a zero in shape {wanted:?} needs the rank {} of x", x.rank())));
+    }
+    let mut shape = Dims::new();
+    let mut open = None;
+    for (i, &n) in wanted.iter().enumerate() {
+        shape.push(match n {
+            0 if from_right => {
+                let at = (x.rank() + i).checked_sub(wanted.len());
+                at.map_or(1, |at| x.shape()[at])
+            }
+            0 => x.shape()[i],
+            -1 if open.is_none() => {
+                open = Some(i);
+                1
+            }
+            n => usize::try_from(n).map_err(|_| Fault::Shape(format!("{wanted:?} is no shape")))?,
+        });
+    }
+    if let Some(i) = open {
+        let rest = volume(&shape)?;
+        if rest == 0 || x.len() % rest != 0 {
+            return Err(Fault::Shape(format!("shape {:?} cannot become {wanted:?}", x.shape())));
+        }
+        shape[i] = x.len() / rest;
+    }
+    reshaped(&x, &shape)
+}
+
+/// The shape joins pieces of the shapes of `ref_tensors`.
+pub(super) fn reshape_like(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let one = |name| -> Result<Vec<i64>, Fault> { Ok(call.tensors(name)?.iter().flat_map(|t| t.to_i64s()).collect()) };
+    let (refs, begins, ends, to_end) = (call.tensors("ref_tensors")?, one("begins")?, one("ends")?, one("end_masks")?);
+    if [begins.len(), ends.len(), to_end.len()] != [refs.len(); 3] {
+        return Err(Fault::Shape("ref_tensors, begins, ends and end_masks differ in length".into()));
+    }
+    let mut shape = Dims::new();
+    for (i, t) in refs.iter().enumerate() {
+        let bound = |n: i64| {
+            let n = if n < 0 { n.saturating_add(t.rank() as i64) } else { n };
+            n.clamp(0, t.rank() as i64) as usize
+        };
+        let end = if to_end[i] != 0 { t.rank() } else { bound(ends[i]) };
+        shape.extend_from_slice(t.shape().get(bound(begins[i])..end).unwrap_or_default());
+    }
+    reshaped(&call.tensor("x")?, &shape)
+}
+
+/// Axes refer to the result.
+pub(super) fn expand_dims(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let rank = x.rank() + call.ints("axes")?.len();
+    let mut axes = call.axes("axes", rank)?.unwrap_or_default();
+    axes.sort_unstable();
+    let mut shape = x.dims();
+    axes.iter().for_each(|&a| shape.insert(a, 1));
+    reshaped(&x, &shape)
+}
+
+/// Without axes every 1 goes; a listed axis of another size stays.
+pub(super) fn squeeze(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let axes = call.axes("axes", x.rank())?;
+    let goes = |i: usize| x.shape()[i] == 1 && axes.as_ref().is_none_or(|a| a.contains(&i));
+    let shape: Dims = (0..x.rank()).filter(|&i| !goes(i)).map(|i| x.shape()[i]).collect();
+    reshaped(&x, &shape)
+}
+
+pub(super) fn flatten2d(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let number = call.int_or("axis", 1)?;
+    let at = if number == x.rank() as i64 { x.rank() } else { axis(number, x.rank())? };
+    reshaped(&x, &[volume(&x.shape()[..at])?, volume(&x.shape()[at..])?])
+}
+
+pub(super) fn transpose(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let perm = call.axes("perm", x.rank())?.unwrap_or_default();
+    if perm.len() != x.rank() {
+        return Err(Fault::Shape(format!("perm has {} entries for rank {}", perm.len(), x.rank())));
+    }
+    viewed(&x, &View::of(x.shape()).permuted(&perm))
+}
+
+/// Flips the listed axes, all of them without a list.
+pub(super) fn reverse(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let axes = call.axes("axes", x.rank())?.unwrap_or_else(|| (0..x.rank()).collect());
+    let view = axes.iter().fold(View::of(x.shape()), |v, &a| {
+        let n = x.shape()[a];
+        v.sliced(a, n.saturating_sub(1), n, -1)
+    });
+    viewed(&x, &view)
+}
+
+pub(super) fn tile(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let reps = call.ints("reps")?;
+    let reps: Option<Axes> = reps.iter().map(|&r| usize::try_from(r).ok().filter(|&r| r > 0)).collect();
+    let reps = reps.filter(|r| r.len() == x.rank());
+    let reps = reps.ok_or_else(|| Fault::Value(format!("reps are not {} positive numbers", x.rank())))?;
+    let shape: Option<Dims> = x.shape().iter().zip(&reps).map(|(&n, &r)| n.checked_mul(r)).collect();
+    let shape = shape.ok_or_else(|| Fault::TooLarge(x.shape().to_vec()))?;
+    volume(&shape)?;
+    let view = (0..x.rank()).rev().fold(View::of(x.shape()), |v, a| v.with_axis(a, reps[a], 0));
+    reshaped(&viewed(&x, &view)?, &shape)
+}
+
+/// Windows of `size` along an axis, `stride` apart; the window is a new axis after it.
+pub(super) fn sliding_windows(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let at = axis(call.int("axis")?, x.rank())?;
+    let positive = |name, n: i64| {
+        usize::try_from(n).ok().filter(|&n| n > 0).ok_or_else(|| Fault::Value(format!("{name} {n} is not positive")))
+    };
+    let (size, step) = (positive("size", call.int("size")?)?, positive("stride", call.int_or("stride", 1)?)?);
+    let count = x.shape()[at].checked_sub(size);
+    let count = count.ok_or_else(|| Fault::Range(format!("windows of {size} do not fit {:?}", x.shape())))? / step + 1;
+    let view = View::of(x.shape());
+    let stride = view.stride(at);
+    viewed(&x, &view.sliced(at, 0, count, step as isize).with_axis(at + 1, size, stride))
+}
+
+/// Tensors of one element type and rank that agree on every axis but `except`.
+fn agreeing(call: &Call<'_>, except: impl Fn(usize) -> Option<usize>) -> Result<Vec<Tensor>, Fault> {
+    let values = call.tensors("values")?;
+    let Some(first) = values.first() else { return Err(Fault::Missing("parameter `values`".into())) };
+    let except = except(first.rank());
+    for t in &values {
+        let same =
+            t.rank() == first.rank() && (0..t.rank()).all(|i| Some(i) == except || t.shape()[i] == first.shape()[i]);
+        if !same {
+            return Err(Fault::Shape(format!("shapes {:?} and {:?} do not join", first.shape(), t.shape())));
+        }
+        if t.dtype() != first.dtype() {
+            return Err(Fault::dtype("one of values", t.dtype(), first.dtype()));
+        }
+    }
+    Ok(values)
+}
+
+/// Joins along an axis; scalars form a vector. Interleaved: element k of every operand before element k+1 of any.
+pub(super) fn concat(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let number = call.int("axis")?;
+    let interleave = call.bool_or("interleave", false)?;
+    let values = agreeing(call, |rank| if interleave { None } else { axis(number, rank.max(1)).ok() })?;
+    let values: Vec<Tensor> = match values[0].rank() {
+        0 => values.iter().map(|t| reshaped(t, &[1])).collect::<Result<_, _>>()?,
+        _ => values,
+    };
+    let at = axis(number, values[0].rank())?;
+    if !interleave {
+        return join(&values, at);
+    }
+    let mut shape = values[0].dims();
+    shape[at] = shape[at].checked_mul(values.len()).ok_or_else(|| Fault::TooLarge(shape.to_vec()))?;
+    reshaped(&stacked(&values, at + 1)?, &shape)
+}
+
+pub(super) fn stack(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let values = agreeing(call, |_| None)?;
+    let at = axis(call.int("axis")?, values[0].rank() + 1)?;
+    stacked(&values, at)
+}
+
+fn stacked(values: &[Tensor], at: usize) -> Result<Tensor, Fault> {
+    let with_axis = |t: &Tensor| {
+        let mut shape = t.dims();
+        shape.insert(at, 1);
+        reshaped(t, &shape)
+    };
+    join(&values.iter().map(with_axis).collect::<Result<Vec<_>, _>>()?, at)
+}
+
+/// Agreeing tensors joined along an axis.
+fn join(values: &[Tensor], at: usize) -> Result<Tensor, Fault> {
+    let first = &values[0];
+    let mut shape = first.dims();
+    let total = values.iter().try_fold(0usize, |sum, t| sum.checked_add(t.shape()[at]));
+    shape[at] = total.ok_or_else(|| Fault::TooLarge(first.shape().to_vec()))?;
+    let len = volume(&shape)?;
+    let outer = if len == 0 { 0 } else { volume(&shape[..at])? };
+    with_element!(first, T => {
+        let mut out: Vec<T> = Vec::with_capacity(len);
+        let parts = values.iter().map(|t| t.elements::<T>()).collect::<Result<Vec<_>, _>>()?;
+        for i in 0..outer {
+            for part in &parts {
+                let run = part.len() / outer;
+                out.extend_from_slice(&part[i * run..(i + 1) * run]);
+            }
+        }
+        Ok(first.like(shape, out))
+    })
+}
+
+/// Equal parts, or the sizes of `split_sizes` where it is given.
+pub(super) fn split(call: &Call<'_>) -> Result<Vec<Tensor>, Fault> {
+    let x = call.tensor("x")?;
+    let at = axis(call.int("axis")?, x.rank())?;
+    let n = x.shape()[at];
+    let parts = call.optional_int("num_splits")?.map(|p| usize::try_from(p).unwrap_or(0));
+    let sizes: Vec<usize> = match (call.optional_ints("split_sizes")?, parts) {
+        (Some(sizes), parts) => {
+            let sizes: Option<Vec<usize>> = sizes.iter().map(|&s| usize::try_from(s).ok()).collect();
+            sizes.filter(|s| parts.is_none_or(|p| p == s.len())).unwrap_or_default()
+        }
+        (None, Some(parts)) if parts > 0 && n % parts == 0 && parts <= call.result_count() => vec![n / parts; parts],
+        _ => Vec::new(),
+    };
+    if sizes.iter().try_fold(0usize, |sum, &s| sum.checked_add(s)) != Some(n) {
+        return Err(Fault::Shape(format!("axis of {n} cannot be split into {sizes:?}")));
+    }
+    let mut start = 0;
+    let mut out = Vec::with_capacity(sizes.len());
+    for size in sizes {
+        out.push(viewed(&x, &View::of(x.shape()).sliced(at, start, size, 1))?);
+        start += size;
+    }
+    Ok(out)
+}

@@ -1,0 +1,213 @@
+//! Passes in order.
+
+use crate::ir::{Function, Program};
+use crate::rewrite::{Budget, Outcome};
+use crate::verify::{self, Violations};
+
+use super::{Census, Dce, Exactness, FunctionReport, GqaFold, PassReport, Report, ViewSimplify};
+
+/// A transformation of one function.
+pub trait Pass: std::fmt::Debug + Send + Sync {
+    /// The word that names it in a pipeline.
+    fn name(&self) -> &'static str;
+    /// What it promises.
+    fn exactness(&self) -> Exactness;
+    /// Changes the function through [`crate::rewrite`]; at most as many rewrites as the budget has left.
+    fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome;
+}
+
+/// A pass that comes with the crate.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct PassInfo {
+    /// The word that names it in a pipeline.
+    pub name: &'static str,
+    /// What it does, in a sentence.
+    pub summary: &'static str,
+    /// What it promises.
+    pub exactness: Exactness,
+    /// Whether it is in the default pipeline.
+    pub default: bool,
+    /// Its documentation.
+    pub help: &'static str,
+    make: fn() -> Box<dyn Pass>,
+}
+
+/// The passes of the crate. The default pipeline is those marked so, in this order.
+pub fn all() -> &'static [PassInfo] {
+    &[
+        // First: it leaves views around each product for the next pass to shorten.
+        PassInfo {
+            name: "gqa-fold",
+            summary: "multiply by the KV heads that exist instead of by copies of them",
+            exactness: Exactness::Bitwise,
+            default: true,
+            help: include_str!("gqa_fold.rs"),
+            make: || Box::new(GqaFold),
+        },
+        // After folding: its reshapes meet those of the model.
+        PassInfo {
+            name: "view-simplify",
+            summary: "spell every chain of views in the shortest way",
+            exactness: Exactness::Bitwise,
+            default: true,
+            help: include_str!("view_simplify.rs"),
+            make: || Box::new(ViewSimplify),
+        },
+        // Last: what the others left unread, constants above all.
+        PassInfo {
+            name: "dce",
+            summary: "erase ops that nothing reads",
+            exactness: Exactness::Bitwise,
+            default: true,
+            help: include_str!("dce.rs"),
+            make: || Box::new(Dce),
+        },
+    ]
+}
+
+impl PassInfo {
+    /// The module documentation of the pass: pseudo-MIL before and after, exactness, refusals.
+    pub fn documentation(&self) -> String {
+        self.help
+            .lines()
+            .take_while(|l| l.starts_with("//!"))
+            .map(|l| l.trim_start_matches("//!").strip_prefix(' ').unwrap_or("").to_string() + "\n")
+            .collect()
+    }
+}
+
+/// Why a pipeline could not be built or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PipelineError {
+    /// No pass has this name.
+    #[error("there is no pass `{name}`; there are {known}")]
+    UnknownPass {
+        /// The name.
+        name: String,
+        /// The passes there are.
+        known: String,
+    },
+    /// The program has no such function.
+    #[error("there is no function `{name}`; there are {known}")]
+    UnknownFunction {
+        /// The name.
+        name: String,
+        /// The functions there are.
+        known: String,
+    },
+    /// A pass left a function that is not well-formed.
+    #[error("after pass `{pass}`, function `{function}` is not well-formed")]
+    Broken {
+        /// The pass.
+        pass: String,
+        /// The function.
+        function: String,
+        /// What is wrong.
+        source: Violations,
+    },
+}
+
+/// How to run a pipeline.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct RunOptions {
+    /// Only this function; every one when `None`.
+    pub function: Option<String>,
+    /// Stop after this many rewrites, over all passes and functions.
+    pub stop_after: Option<usize>,
+}
+
+impl RunOptions {
+    /// Only this function.
+    pub fn only(mut self, function: impl Into<String>) -> RunOptions {
+        self.function = Some(function.into());
+        self
+    }
+    /// Stop after this many rewrites.
+    pub fn stop_after(mut self, rewrites: usize) -> RunOptions {
+        self.stop_after = Some(rewrites);
+        self
+    }
+}
+
+/// Passes in order.
+#[derive(Debug)]
+pub struct Pipeline {
+    passes: Vec<Box<dyn Pass>>,
+}
+
+impl Default for Pipeline {
+    /// The passes that keep every bit and the interface.
+    fn default() -> Pipeline {
+        Pipeline { passes: all().iter().filter(|p| p.default).map(|p| (p.make)()).collect() }
+    }
+}
+
+impl Pipeline {
+    /// Passes of one's own, or a mixture.
+    pub fn new(passes: Vec<Box<dyn Pass>>) -> Pipeline {
+        Pipeline { passes }
+    }
+
+    /// A pipeline from text: names separated by commas. The empty text is the empty pipeline.
+    ///
+    /// # Errors
+    /// [`PipelineError::UnknownPass`].
+    pub fn parse(text: &str) -> Result<Pipeline, PipelineError> {
+        let names = text.split(',').map(str::trim).filter(|n| !n.is_empty());
+        let passes = names
+            .map(|name| {
+                let info = all().iter().find(|p| p.name == name).ok_or_else(|| PipelineError::UnknownPass {
+                    name: name.into(),
+                    known: all().iter().map(|p| p.name).collect::<Vec<_>>().join(", "),
+                })?;
+                Ok((info.make)())
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Pipeline { passes })
+    }
+
+    /// The passes.
+    pub fn passes(&self) -> &[Box<dyn Pass>] {
+        &self.passes
+    }
+
+    /// Runs the passes on every function, or on the one the options name, and checks the function after each.
+    ///
+    /// # Errors
+    /// [`PipelineError`]; after [`PipelineError::Broken`] the program is not to be used.
+    pub fn run(&self, program: &mut Program, options: &RunOptions) -> Result<Report, PipelineError> {
+        let mut budget = options.stop_after.map_or(Budget::UNLIMITED, Budget::at_most);
+        if let Some(name) = options.function.as_deref().filter(|n| program.function(n).is_none()) {
+            return Err(PipelineError::UnknownFunction {
+                name: name.into(),
+                known: program.functions().iter().map(|f| f.name().as_str()).collect::<Vec<_>>().join(", "),
+            });
+        }
+        let mut report = Report::default();
+        for f in program.functions_mut() {
+            if options.function.as_deref().is_some_and(|name| f.name() != name) {
+                continue;
+            }
+            report.functions.push(self.run_function(f, &mut budget)?);
+        }
+        Ok(report)
+    }
+
+    fn run_function(&self, f: &mut Function, budget: &mut Budget) -> Result<FunctionReport, PipelineError> {
+        let before = Census::of(f);
+        let mut passes = Vec::new();
+        for pass in &self.passes {
+            let Outcome { fired, declined } = pass.run(f, budget);
+            verify::function(f).map_err(|source| PipelineError::Broken {
+                pass: pass.name().into(),
+                function: f.name().to_string(),
+                source,
+            })?;
+            passes.push(PassReport { pass: pass.name().into(), exactness: pass.exactness(), fired, declined });
+        }
+        Ok(FunctionReport { function: f.name().to_string(), before, after: Census::of(f), passes })
+    }
+}

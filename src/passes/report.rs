@@ -1,0 +1,169 @@
+//! What a pipeline did: counts before and after, rewrites and refusals.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::analysis::traffic::{DISCLAIMER, Traffic};
+use crate::ir::Function;
+use crate::rewrite::{Declined, Fired};
+
+/// How far a pass keeps results.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Exactness {
+    /// Every output and state has the same bits, under any evaluation whose dot products do not depend on the number of
+    /// rows.
+    Bitwise,
+    /// Sums are taken in another order.
+    Reassociated,
+    /// Inputs, outputs or states change.
+    InterfaceChanging,
+}
+
+impl fmt::Display for Exactness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Exactness::Bitwise => "bitwise",
+            Exactness::Reassociated => "reassociated",
+            Exactness::InterfaceChanging => "interface-changing",
+        })
+    }
+}
+
+/// Counts of one function.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Census {
+    /// Ops that are not `const`, nested ones included.
+    pub ops: usize,
+    /// `const` ops.
+    pub constants: usize,
+    /// Ops by kind, `const` not included.
+    pub kinds: BTreeMap<String, usize>,
+    /// Bytes per run.
+    pub traffic: Traffic,
+}
+
+impl Census {
+    /// Counts a function.
+    pub fn of(f: &Function) -> Census {
+        let mut census = Census { ops: 0, constants: 0, kinds: BTreeMap::new(), traffic: Traffic::of(f) };
+        for op in f.all_ops() {
+            if f.op(op).kind() == "const" {
+                census.constants += 1;
+            } else {
+                census.ops += 1;
+                *census.kinds.entry(f.op(op).kind().to_string()).or_insert(0) += 1;
+            }
+        }
+        census
+    }
+
+    /// How many ops of a kind there are.
+    pub fn count(&self, kind: &str) -> usize {
+        self.kinds.get(kind).copied().unwrap_or(0)
+    }
+}
+
+/// What one pass did to one function.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PassReport {
+    /// The pass.
+    pub pass: String,
+    /// What it promises.
+    pub exactness: Exactness,
+    /// Rewrites that were done.
+    pub fired: Vec<Fired>,
+    /// Rewrites that were considered and not done.
+    pub declined: Vec<Declined>,
+}
+
+/// What a pipeline did to one function.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct FunctionReport {
+    /// The function.
+    pub function: String,
+    /// Counts before.
+    pub before: Census,
+    /// Counts after.
+    pub after: Census,
+    /// Passes in the order in which they ran.
+    pub passes: Vec<PassReport>,
+}
+
+/// What a pipeline did to a program.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Report {
+    /// One entry per function, in name order.
+    pub functions: Vec<FunctionReport>,
+}
+
+impl Report {
+    /// Whether any rewrite was done.
+    pub fn changed(&self) -> bool {
+        self.functions.iter().flat_map(|f| &f.passes).any(|p| !p.fired.is_empty())
+    }
+
+    /// The weakest promise among the passes that did something.
+    pub fn exactness(&self) -> Exactness {
+        self.functions
+            .iter()
+            .flat_map(|f| &f.passes)
+            .filter(|p| !p.fired.is_empty())
+            .map(|p| p.exactness)
+            .max()
+            .unwrap_or(Exactness::Bitwise)
+    }
+
+    /// The refusals, a line each, with the pass that made them.
+    pub fn explain(&self) -> String {
+        let mut out = String::new();
+        for function in &self.functions {
+            for pass in &function.passes {
+                for d in &pass.declined {
+                    out.push_str(&format!("{}: {}: {}: {}\n", function.function, pass.pass, d.op, d.reason));
+                }
+            }
+        }
+        out
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for f in &self.functions {
+            writeln!(out, "{}", f.function)?;
+            writeln!(out, "  {:<24} {:>14} {:>14}", "", "before", "after")?;
+            let mut row = |name: &str, a: String, b: String| writeln!(out, "  {name:<24} {a:>14} {b:>14}");
+            let (a, b) = (&f.before, &f.after);
+            row("ops (no constants)", a.ops.to_string(), b.ops.to_string())?;
+            let kinds: std::collections::BTreeSet<&String> = a.kinds.keys().chain(b.kinds.keys()).collect();
+            for kind in kinds {
+                if a.count(kind) != b.count(kind) {
+                    row(&format!("  {kind}"), a.count(kind).to_string(), b.count(kind).to_string())?;
+                }
+            }
+            let repeats = |t: &Traffic| format!("{} ({})", t.repeats.count, bytes(t.repeats.total()));
+            row("repeated copies", repeats(&a.traffic), repeats(&b.traffic))?;
+            row("bytes per run", bytes(a.traffic.total()), bytes(b.traffic.total()))?;
+            for p in &f.passes {
+                writeln!(out, "  {}: {} done, {} declined", p.pass, p.fired.len(), p.declined.len())?;
+            }
+        }
+        writeln!(out, "({DISCLAIMER})")
+    }
+}
+
+/// A number of bytes for people.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut size = n as f64;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} B") } else { format!("{size:.1} {}", UNITS[unit]) }
+}

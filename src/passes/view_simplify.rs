@@ -1,0 +1,150 @@
+//! `view-simplify`: spell every chain of views in the shortest way.
+//!
+//! Given:
+//! ```text
+//! tensor<fp16, [1, 1, 8, 16]> h = reshape(x = q, shape = [1, 1, 8, 16]);
+//! tensor<fp16, [1, 8, 1, 16]> t = transpose(x = h, perm = [0, 2, 1, 3]);
+//! ```
+//! Return:
+//! ```text
+//! tensor<fp16, [1, 8, 1, 16]> t = reshape(x = q, shape = [1, 8, 1, 16]);
+//! ```
+//!
+//! A chain whose layout over an ancestor is a bijection becomes nothing, one `reshape`, or `reshape? transpose
+//! reshape?`, whichever is cheapest; a `transpose` that only moves axes of extent one is a `reshape`. A chain is replaced
+//! only when the ops that die cost more than the new ones.
+//!
+//! Exactness: bitwise. Assumes: A1 (docs/assumptions.md).
+//! Declines: sizes that are not known; an output whose name cannot move.
+
+use crate::analysis::spelling::{self, Step, TRANSPOSE_COST, UNIT_TRANSPOSE_COST, VIEW_COST, moves_only_unit_axes};
+use crate::ir::{Function, OpId, ValueId};
+use crate::opset::views;
+use crate::rewrite::{Budget, Context, NoMatch, Outcome, Patch, Ref, Rule, drive, is_returned};
+
+use super::{Exactness, Pass};
+
+/// Replaces chains of views by their shortest spelling.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ViewSimplify;
+
+impl Pass for ViewSimplify {
+    fn name(&self) -> &'static str {
+        "view-simplify"
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Bitwise
+    }
+
+    fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome {
+        drive(f, &[self], budget)
+    }
+}
+
+impl Rule for ViewSimplify {
+    fn rewrite(&self, cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
+        let f = cx.f;
+        let &[v] = f.op(op).results() else { return Err(NoMatch::UNRELATED) };
+        if !is_view(f, op) || !ends_chain(f, v) {
+            return Err(NoMatch::UNRELATED);
+        }
+        let ty = f.tensor(v).ok_or(NoMatch::UNRELATED)?;
+        let Some(to) = ty.known_shape() else {
+            return match f.op(op).value("x").and_then(|x| f.producer(x)).is_some_and(|p| is_view(f, p)) {
+                true => Err(NoMatch::because("the chain of views has sizes that are not known")),
+                false => Err(NoMatch::UNRELATED),
+            };
+        };
+        let mut best: Option<(u32, ValueId, Vec<Step>)> = None;
+        for layout in cx.layouts.of(v).iter().skip(1) {
+            let root = layout.source;
+            let Some(from) = f.tensor(root).and_then(|t| t.known_shape()) else { continue };
+            let Some(steps) = spelling::spell(&from, layout, &to) else { continue };
+            if steps.is_empty() && !may_stand_for(f, root, v) {
+                continue;
+            }
+            let (old, new) = (dying_cost(f, v, root), spelling::cost(&steps));
+            if new < old && best.as_ref().is_none_or(|(gain, ..)| old - new > *gain) {
+                best = Some((old - new, root, steps));
+            }
+        }
+        let (_, root, steps) = best.ok_or(NoMatch::UNRELATED)?;
+        let name = f.value(v).name().as_str();
+        let mut patch = Patch::before(op);
+        let mut at = Ref::Value(root);
+        for step in &steps {
+            at = match step {
+                Step::Reshape(shape) => patch.reshape(at, name, ty.dtype, shape),
+                Step::Transpose(perm, shape) => patch.transpose(at, name, ty.dtype, perm, shape),
+            };
+        }
+        patch.replace(v, at);
+        patch.form = match &steps[..] {
+            [] => "nothing is left of the chain".into(),
+            [Step::Reshape(_)] => "one reshape".into(),
+            [Step::Transpose(..)] => "one transpose".into(),
+            _ => format!("{} ops around one transpose", steps.len() - 1),
+        };
+        Ok(patch)
+    }
+}
+
+/// Whether an op only gives its operand another shape or order of axes.
+fn is_view(f: &Function, op: OpId) -> bool {
+    match &**f.op(op).kind() {
+        "reshape" | "expand_dims" | "squeeze" | "flatten2d" | "identity" | "transpose" => true,
+        "cast" => match (f.op(op).value("x"), f.op(op).results()) {
+            (Some(x), [y]) => f.ty(x) == f.ty(*y),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Whether something other than a further view reads the value.
+fn ends_chain(f: &Function, v: ValueId) -> bool {
+    f.value(v).uses().iter().any(|u| u.op().is_none_or(|user| !is_view(f, user)))
+}
+
+/// Whether `root` can take the place of `v`: not when the interface fixes the names of both.
+fn may_stand_for(f: &Function, root: ValueId, v: ValueId) -> bool {
+    !is_returned(f, v) || (f.producer(root).is_some() && !is_returned(f, root))
+}
+
+/// The cost of the ops that die when nothing reads `v` any more, `root` and what lies above it kept.
+fn dying_cost(f: &Function, v: ValueId, root: ValueId) -> u32 {
+    let mut dying: Vec<OpId> = Vec::new();
+    let mut work = vec![v];
+    let mut total = 0;
+    while let Some(v) = work.pop() {
+        let Some(op) = f.producer(v) else { continue };
+        let dead = |w: &ValueId, dying: &[OpId]| {
+            f.value(*w).uses().iter().all(|u| u.op().is_some_and(|user| dying.contains(&user)))
+        };
+        let first = dying.is_empty();
+        if v == root || dying.contains(&op) || f.op(op).unmodelled().is_some() {
+            continue;
+        }
+        if !first && !f.op(op).results().iter().all(|w| dead(w, &dying)) {
+            continue;
+        }
+        dying.push(op);
+        total += op_cost(f, op);
+        work.extend(f.op(op).operands().iter().filter_map(|o| o.as_value()));
+    }
+    total
+}
+
+fn op_cost(f: &Function, op: OpId) -> u32 {
+    match &**f.op(op).kind() {
+        "const" => 0,
+        "transpose" => {
+            let unit = views::Transpose::of(f, op).is_some_and(|t| {
+                f.tensor(t.x).and_then(|ty| ty.known_shape()).is_some_and(|s| moves_only_unit_axes(&s, &t.perm))
+            });
+            if unit { UNIT_TRANSPOSE_COST } else { TRANSPOSE_COST }
+        }
+        _ => VIEW_COST,
+    }
+}

@@ -1,0 +1,193 @@
+//! Rules and the loop that applies them.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+
+use crate::analysis::layout::Layouts;
+use crate::ir::{Function, OpId};
+
+use super::Patch;
+
+/// What a rule may look at.
+pub struct Context<'f> {
+    /// The function.
+    pub f: &'f Function,
+    /// Its layouts, computed on demand.
+    pub layouts: Layouts<'f>,
+}
+
+impl<'f> Context<'f> {
+    /// A context for the function as it is now.
+    pub fn new(f: &'f Function) -> Context<'f> {
+        Context { f, layouts: Layouts::new(f) }
+    }
+}
+
+/// Why a rule does not apply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NoMatch(Option<Cow<'static, str>>);
+
+impl NoMatch {
+    /// The op is not what the rule is about: nothing to report.
+    pub const UNRELATED: NoMatch = NoMatch(None);
+
+    /// The op is what the rule is about, but this condition fails.
+    pub fn because(reason: impl Into<Cow<'static, str>>) -> NoMatch {
+        NoMatch(Some(reason.into()))
+    }
+
+    /// The reason, if there is one to report.
+    pub fn reason(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+}
+
+/// A rewrite of one place.
+pub trait Rule {
+    /// The patch for `op`, or why there is none.
+    ///
+    /// # Errors
+    /// [`NoMatch`] when the rule does not apply. This is an answer, not a failure.
+    fn rewrite(&self, cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch>;
+}
+
+/// How many more rewrites may be done; used to bisect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget(Option<usize>);
+
+impl Budget {
+    /// No limit.
+    pub const UNLIMITED: Budget = Budget(None);
+
+    /// At most `n` rewrites.
+    pub fn at_most(n: usize) -> Budget {
+        Budget(Some(n))
+    }
+
+    /// Whether nothing is left.
+    pub fn is_spent(&self) -> bool {
+        self.0 == Some(0)
+    }
+
+    /// Takes one rewrite out; `false` when none is left.
+    pub fn take(&mut self) -> bool {
+        match &mut self.0 {
+            None => true,
+            Some(0) => false,
+            Some(n) => {
+                *n -= 1;
+                true
+            }
+        }
+    }
+}
+
+/// A rewrite that was done.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Fired {
+    /// The op it was done to.
+    pub op: String,
+    /// How it was done.
+    pub form: String,
+    /// Bytes per run that are no longer written or read.
+    pub bytes_saved: u64,
+    /// Bytes per run that are written or read anew.
+    pub bytes_added: u64,
+}
+
+/// A rewrite that was considered and not done.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub struct Declined {
+    /// The op it was about.
+    pub op: String,
+    /// The condition that failed.
+    pub reason: String,
+}
+
+/// What a pass did to a function.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Outcome {
+    /// Rewrites that were done, in order.
+    pub fired: Vec<Fired>,
+    /// Rewrites that were considered and not done.
+    pub declined: Vec<Declined>,
+}
+
+impl Outcome {
+    /// Adds what another step did.
+    pub fn extend(&mut self, other: Outcome) {
+        self.fired.extend(other.fired);
+        for d in other.declined {
+            if !self.declined.contains(&d) {
+                self.declined.push(d);
+            }
+        }
+    }
+}
+
+/// Sweeps over a function until no rule fires; a rewrite must lower some cost, so that this ends.
+const MAX_SWEEPS: usize = 32;
+
+/// Applies rules to every op of a function, in order, until none fires or the budget is spent.
+pub fn drive(f: &mut Function, rules: &[&dyn Rule], budget: &mut Budget) -> Outcome {
+    let mut outcome = Outcome::default();
+    for _ in 0..MAX_SWEEPS {
+        let before = outcome.fired.len();
+        outcome.declined.clear();
+        sweep(f, rules, budget, &mut outcome);
+        if outcome.fired.len() == before || budget.is_spent() {
+            break;
+        }
+    }
+    outcome
+}
+
+fn sweep(f: &mut Function, rules: &[&dyn Rule], budget: &mut Budget, outcome: &mut Outcome) {
+    let ops = f.all_ops();
+    let mut at = 0;
+    while let Some((index, patch)) = next_match(f, &ops[at..], rules, outcome) {
+        if budget.is_spent() {
+            return;
+        }
+        let op = ops[at + index];
+        let name = f.describe(op);
+        let fired = Fired {
+            op: name.clone(),
+            form: patch.form.clone(),
+            bytes_saved: patch.bytes_saved,
+            bytes_added: patch.bytes_added,
+        };
+        match patch.apply(f) {
+            Ok(()) => {
+                budget.take();
+                outcome.fired.push(fired);
+            }
+            Err(e) => outcome.declined.push(Declined { op: name, reason: e.to_string() }),
+        }
+        at += index + 1;
+    }
+}
+
+fn next_match(f: &Function, ops: &[OpId], rules: &[&dyn Rule], outcome: &mut Outcome) -> Option<(usize, Patch)> {
+    let cx = Context::new(f);
+    for (index, &op) in ops.iter().enumerate() {
+        if !f.is_live(op) {
+            continue;
+        }
+        for rule in rules {
+            match rule.rewrite(&cx, op) {
+                Ok(patch) => return Some((index, patch)),
+                Err(no) => {
+                    if let Some(reason) = no.reason() {
+                        let declined = Declined { op: f.describe(op), reason: reason.to_string() };
+                        if !outcome.declined.contains(&declined) {
+                            outcome.declined.push(declined);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    None
+}

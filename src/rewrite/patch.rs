@@ -1,0 +1,316 @@
+//! Patches: rewrites as owned values.
+
+use crate::ir::{
+    DType, Dim, Function, Literal, Name, OpId, OpSpec, Operand, Place, TensorType, Use, ValueId, ValueType,
+};
+
+use super::dead::erase_dead;
+
+/// What a new op reads.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Ref {
+    /// A value that exists.
+    Value(ValueId),
+    /// Result `.1` of new op `.0` of the same patch.
+    New(usize, usize),
+}
+
+impl From<ValueId> for Ref {
+    fn from(v: ValueId) -> Ref {
+        Ref::Value(v)
+    }
+}
+
+/// What is bound to a parameter of a new op.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Input {
+    /// One value.
+    One(Ref),
+    /// Several, for MIL's tuple parameters.
+    Many(Vec<Ref>),
+    /// A constant; it becomes a `const` op of its own.
+    Const(Literal),
+}
+
+impl<R: Into<Ref>> From<R> for Input {
+    fn from(r: R) -> Input {
+        Input::One(r.into())
+    }
+}
+
+impl From<Literal> for Input {
+    fn from(l: Literal) -> Input {
+        Input::Const(l)
+    }
+}
+
+/// A new op as a pure value.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NewOp {
+    kind: Name,
+    inputs: Vec<(Name, Input)>,
+    name: String,
+    results: Vec<ValueType>,
+}
+
+/// Why a patch was refused. The function is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PatchError {
+    /// An op in the way may not be edited.
+    #[error(transparent)]
+    Edit(#[from] crate::ir::EditError),
+    /// A new value does not have the type of the value it replaces, or of what inference says.
+    #[error("{what} would have type {have}, not {want}")]
+    Type {
+        /// Which value.
+        what: String,
+        /// Type it would have.
+        have: ValueType,
+        /// Type it must have.
+        want: ValueType,
+    },
+    /// The new op is not well-formed.
+    #[error(transparent)]
+    Infer(#[from] crate::opset::InferError),
+    /// The patch refers to something that is not there.
+    #[error("the patch refers to {0}, which is not there")]
+    Stale(String),
+    /// An output's name cannot move to the value that would replace it.
+    #[error("output `{0}` would have to take the place of `{1}`, whose name is fixed as well")]
+    Output(Name, Name),
+}
+
+/// New ops, where they go, and which values they replace.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Patch {
+    before: OpId,
+    ops: Vec<NewOp>,
+    replace: Vec<(ValueId, Ref)>,
+    /// How the rewrite was done, for the report (e.g. the lowering).
+    pub form: String,
+    /// Bytes per run that are no longer written or read.
+    pub bytes_saved: u64,
+    /// Bytes per run that are written or read anew.
+    pub bytes_added: u64,
+}
+
+impl Patch {
+    /// An empty patch whose ops go before `before`.
+    pub fn before(before: OpId) -> Patch {
+        Patch { before, ops: vec![], replace: vec![], form: String::new(), bytes_saved: 0, bytes_added: 0 }
+    }
+
+    /// Adds an op with one result of type `ty`, to be called `name` (or a fresh variation of it).
+    pub fn op<I: Into<Input>>(
+        &mut self,
+        kind: &str,
+        name: impl Into<String>,
+        inputs: impl IntoIterator<Item = (&'static str, I)>,
+        ty: TensorType,
+    ) -> Ref {
+        self.ops.push(NewOp {
+            kind: kind.into(),
+            inputs: inputs.into_iter().map(|(n, i)| (n.into(), i.into())).collect(),
+            name: name.into(),
+            results: vec![ty.into()],
+        });
+        Ref::New(self.ops.len() - 1, 0)
+    }
+
+    /// Adds a `reshape` of `x` to a shape of known sizes.
+    pub fn reshape(&mut self, x: impl Into<Ref>, name: impl Into<String>, dtype: DType, shape: &[u64]) -> Ref {
+        let dims: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
+        let inputs = [("x", Input::One(x.into())), ("shape", Input::Const(Literal::ints(&dims)))];
+        self.op("reshape", name, inputs, TensorType::new(dtype, shape.iter().map(|&n| Dim::known(n))))
+    }
+
+    /// Adds a `transpose` of `x`, whose result has this shape.
+    pub fn transpose(
+        &mut self,
+        x: impl Into<Ref>,
+        name: impl Into<String>,
+        dtype: DType,
+        perm: &[usize],
+        shape: &[u64],
+    ) -> Ref {
+        let perm: Vec<i64> = perm.iter().map(|&p| p as i64).collect();
+        let inputs = [("x", Input::One(x.into())), ("perm", Input::Const(Literal::ints(&perm)))];
+        self.op("transpose", name, inputs, TensorType::fixed(dtype, shape))
+    }
+
+    /// Makes every use of `old` read `new`.
+    pub fn replace(&mut self, old: ValueId, new: impl Into<Ref>) {
+        self.replace.push((old, new.into()));
+    }
+
+    /// How many ops the patch adds, constants not counted.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Whether the patch adds no op.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// Applies the patch and erases what it leaves dead.
+    ///
+    /// # Errors
+    /// [`PatchError`]; the function is then as it was.
+    pub fn apply(self, f: &mut Function) -> Result<(), PatchError> {
+        if !f.is_live(self.before) {
+            return Err(PatchError::Stale(self.before.to_string()));
+        }
+        self.check_replacements(f)?;
+        let mut inserted = Vec::new();
+        let new = match self.insert(f, &mut inserted) {
+            Ok(new) => new,
+            Err(e) => {
+                for op in inserted.into_iter().rev() {
+                    f.erase_op(op);
+                }
+                return Err(e);
+            }
+        };
+        let resolve = |r: &Ref| match r {
+            Ref::Value(v) => *v,
+            Ref::New(op, result) => new[*op][*result],
+        };
+        for (old, r) in &self.replace {
+            let to = resolve(r);
+            match r {
+                Ref::New(..) => f.replace_and_take_name(*old, to),
+                Ref::Value(_) => redirect(f, *old, to),
+            }
+        }
+        erase_dead(f, self.replace.iter().map(|(old, _)| *old));
+        if cfg!(debug_assertions) {
+            f.assert_uses_exact();
+        }
+        Ok(())
+    }
+
+    /// Everything that can be refused before anything is changed.
+    fn check_replacements(&self, f: &Function) -> Result<(), PatchError> {
+        for (old, r) in &self.replace {
+            if let Some(op) = f.producer(*old) {
+                f.check_editable(op)?;
+            }
+            let have = match r {
+                Ref::Value(v) => f.ty(*v),
+                Ref::New(op, result) => self
+                    .ops
+                    .get(*op)
+                    .and_then(|o| o.results.get(*result))
+                    .ok_or_else(|| PatchError::Stale(format!("new op {op}")))?,
+            };
+            if have != f.ty(*old) {
+                return Err(PatchError::Type {
+                    what: format!("the replacement of `{}`", f.value(*old).name()),
+                    have: have.clone(),
+                    want: f.ty(*old).clone(),
+                });
+            }
+            let Ref::Value(v) = r else { continue };
+            for op in f.users(*old) {
+                f.check_editable(op)?;
+            }
+            if is_returned(f, *old) {
+                match f.producer(*v) {
+                    Some(op) if !is_returned(f, *v) => {
+                        f.check_editable(op)?;
+                        for op in f.users(*v) {
+                            f.check_editable(op)?;
+                        }
+                    }
+                    _ => return Err(PatchError::Output(f.value(*old).name().clone(), f.value(*v).name().clone())),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn insert(&self, f: &mut Function, inserted: &mut Vec<OpId>) -> Result<Vec<Vec<ValueId>>, PatchError> {
+        let mut new: Vec<Vec<ValueId>> = Vec::new();
+        for spec in &self.ops {
+            let resolve = |r: &Ref| match r {
+                Ref::Value(v) => Ok(Operand::Value(*v)),
+                Ref::New(op, result) => new
+                    .get(*op)
+                    .and_then(|results| results.get(*result))
+                    .map(|&v| Operand::Value(v))
+                    .ok_or_else(|| PatchError::Stale(format!("new op {op}"))),
+            };
+            let mut inputs = Vec::new();
+            let mut results = Vec::new();
+            for ty in &spec.results {
+                results.push((f.fresh_name(&spec.name), ty.clone()));
+            }
+            for (param, input) in &spec.inputs {
+                let bindings = match input {
+                    Input::One(r) => vec![resolve(r)?],
+                    Input::Many(refs) => refs.iter().map(resolve).collect::<Result<_, _>>()?,
+                    Input::Const(l) => {
+                        let base = results.first().map_or("const", |(n, _)| n.as_str());
+                        let (op, v) =
+                            insert_const(f, Place::Before(self.before), &format!("{base}_{param}"), l.clone());
+                        inserted.push(op);
+                        vec![Operand::Value(v)]
+                    }
+                };
+                inputs.push((param.clone(), bindings));
+            }
+            let want: Vec<ValueType> = spec.results.clone();
+            let op = f.insert_op(
+                Place::Before(self.before),
+                OpSpec { kind: spec.kind.clone(), inputs, attributes: vec![], results },
+            );
+            inserted.push(op);
+            if let Some(types) = crate::opset::infer(f, op)? {
+                for (have, want) in types.iter().zip(&want) {
+                    if have != want {
+                        return Err(PatchError::Type { what: f.describe(op), have: have.clone(), want: want.clone() });
+                    }
+                }
+            }
+            new.push(f.op(op).results().to_vec());
+        }
+        Ok(new)
+    }
+}
+
+/// Inserts a `const` op.
+pub(super) fn insert_const(f: &mut Function, place: Place, name: &str, literal: Literal) -> (OpId, ValueId) {
+    let ty = literal.ty.clone();
+    let name = f.fresh_name(name);
+    let val = f.intern(literal);
+    let op = f.insert_op(
+        place,
+        OpSpec {
+            kind: "const".into(),
+            inputs: vec![],
+            attributes: vec![("val".into(), val)],
+            results: vec![(name, ty)],
+        },
+    );
+    (op, f.op(op).results()[0])
+}
+
+/// Whether the function returns the value.
+pub fn is_returned(f: &Function, v: ValueId) -> bool {
+    f.value(v).uses().iter().any(|u| matches!(u, Use::Output { block, .. } if *block == f.body()))
+}
+
+/// Makes every use of `old` read an existing value, which takes the name where the function returns it.
+fn redirect(f: &mut Function, old: ValueId, to: ValueId) {
+    if is_returned(f, old) {
+        let name = f.value(old).name().clone();
+        let other = f.fresh_name(&name);
+        f.rename(old, other);
+        f.rename(to, name);
+    }
+    for u in f.value(old).uses().to_vec() {
+        f.set_use(u, to);
+    }
+}

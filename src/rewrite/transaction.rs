@@ -1,0 +1,185 @@
+//! Transactions: edits that one replacement cannot say.
+
+use std::ops::Deref;
+
+use crate::ir::{Function, Interface, Literal, Name, OpId, OpSpec, Operand, Place, Use, ValueId, ValueType};
+use crate::opset::infer;
+
+use super::patch::{PatchError, insert_const, is_returned};
+
+/// A set of edits on a copy of a function, which takes the function's place on [`Transaction::commit`]. Dropping a
+/// transaction undoes it.
+pub struct Transaction<'f> {
+    target: &'f mut Function,
+    work: Function,
+}
+
+impl Deref for Transaction<'_> {
+    type Target = Function;
+    fn deref(&self) -> &Function {
+        &self.work
+    }
+}
+
+impl<'f> Transaction<'f> {
+    /// Begins.
+    pub fn begin(target: &'f mut Function) -> Transaction<'f> {
+        let work = target.clone();
+        Transaction { target, work }
+    }
+
+    /// Makes one use read another value.
+    ///
+    /// # Errors
+    /// When the reader may not be edited.
+    pub fn set_use(&mut self, u: Use, to: ValueId) -> Result<(), PatchError> {
+        if let Some(op) = u.op() {
+            self.work.check_editable(op)?;
+        }
+        self.work.set_use(u, to);
+        Ok(())
+    }
+
+    /// Binds a parameter anew; no bindings unbind it.
+    ///
+    /// # Errors
+    /// When the op may not be edited.
+    pub fn set_param(&mut self, op: OpId, name: &str, bindings: Vec<Operand>) -> Result<(), PatchError> {
+        self.work.check_editable(op)?;
+        self.work.set_param(op, name, bindings);
+        Ok(())
+    }
+
+    /// Binds a parameter to a new constant.
+    ///
+    /// # Errors
+    /// When the op may not be edited.
+    pub fn set_const(&mut self, op: OpId, name: &str, literal: Literal) -> Result<(), PatchError> {
+        self.work.check_editable(op)?;
+        let base = self.work.op(op).results().first().map_or("const".into(), |&v| self.work.value(v).name().clone());
+        let (_, v) = insert_const(&mut self.work, Place::Before(op), &format!("{base}_{name}"), literal);
+        self.work.set_param(op, name, vec![Operand::Value(v)]);
+        Ok(())
+    }
+
+    /// Inserts a constant before an op.
+    pub fn insert_const(&mut self, before: OpId, name: &str, literal: Literal) -> ValueId {
+        insert_const(&mut self.work, Place::Before(before), name, literal).1
+    }
+
+    /// Inserts an op with one result before another; its type is inferred.
+    ///
+    /// # Errors
+    /// When the op is not well-formed or its type is not known.
+    pub fn insert(
+        &mut self,
+        before: OpId,
+        kind: &str,
+        name: &str,
+        inputs: Vec<(Name, Vec<Operand>)>,
+    ) -> Result<ValueId, PatchError> {
+        let name = self.work.fresh_name(name);
+        let op = self.work.insert_op(
+            Place::Before(before),
+            OpSpec { kind: kind.into(), inputs, attributes: vec![], results: vec![(name, ValueType::Missing)] },
+        );
+        self.retype(op)?;
+        Ok(self.work.op(op).results()[0])
+    }
+
+    /// Inserts a `reshape` of `x` to known sizes before an op.
+    ///
+    /// # Errors
+    /// As [`Transaction::insert`].
+    pub fn insert_reshape(
+        &mut self,
+        before: OpId,
+        name: &str,
+        x: ValueId,
+        shape: &[u64],
+    ) -> Result<ValueId, PatchError> {
+        let dims: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
+        let shape = self.insert_const(before, &format!("{name}_shape"), Literal::ints(&dims));
+        let inputs = vec![("x".into(), vec![Operand::Value(x)]), ("shape".into(), vec![Operand::Value(shape)])];
+        self.insert(before, "reshape", name, inputs)
+    }
+
+    /// Infers the types of an op's results anew.
+    ///
+    /// # Errors
+    /// When the op does not type any more.
+    pub fn retype(&mut self, op: OpId) -> Result<(), PatchError> {
+        self.work.check_editable(op)?;
+        let types = infer(&self.work, op)?
+            .ok_or_else(|| PatchError::Stale(format!("the type of {}", self.work.describe(op))))?;
+        let results: Vec<ValueId> = self.work.op(op).results().to_vec();
+        for (v, ty) in results.into_iter().zip(types) {
+            if *self.work.ty(v) != ty {
+                self.work.set_type(v, ty);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the name of `from` to `to`, and a fresh one to `from`. Readers are not rebound.
+    pub fn move_name(&mut self, from: ValueId, to: ValueId) {
+        let name = self.work.value(from).name().clone();
+        let other = self.work.fresh_name(&name);
+        self.work.rename(from, other);
+        self.work.rename(to, name);
+    }
+
+    /// Gives a value another name, or a variation of it that is new.
+    ///
+    /// # Errors
+    /// When the interface fixes the name.
+    pub fn rename(&mut self, v: ValueId, name: &str) -> Result<(), PatchError> {
+        if is_returned(&self.work, v) || self.work.inputs().contains(&v) {
+            return Err(crate::ir::EditError::FixedName(self.work.value(v).name().clone()).into());
+        }
+        let name = self.work.fresh_name(name);
+        self.work.rename(v, name);
+        Ok(())
+    }
+
+    /// Moves an op before another of the same block. [`Transaction::commit`] checks the order.
+    pub fn move_before(&mut self, op: OpId, before: OpId) {
+        self.work.move_op(op, Place::Before(before));
+    }
+
+    /// Removes an op that nothing reads, whatever its effect.
+    ///
+    /// # Errors
+    /// When it carries something that would be lost, or is read.
+    pub fn remove(&mut self, op: OpId) -> Result<(), PatchError> {
+        self.work.check_editable(op)?;
+        if let Some(v) = self.work.op(op).results().iter().find(|&&v| !self.work.value(v).uses().is_empty()) {
+            return Err(PatchError::Stale(format!("a replacement for `{}`", self.work.value(*v).name())));
+        }
+        self.work.erase_op(op);
+        Ok(())
+    }
+
+    /// Erases the producers of these values where dead, and what dies with them.
+    pub fn erase_dead(&mut self, values: impl IntoIterator<Item = ValueId>) {
+        super::erase_dead(&mut self.work, values);
+    }
+
+    /// Replaces what the description says of the function.
+    pub fn set_interface(&mut self, interface: Interface) {
+        self.work.edit_interface(interface);
+    }
+
+    /// Checks references and order and puts the edited copy in the function's place.
+    ///
+    /// # Errors
+    /// When the edited function is not well-formed; the function is then as it was.
+    pub fn commit(self) -> Result<(), PatchError> {
+        if cfg!(debug_assertions) {
+            self.work.assert_uses_exact();
+        }
+        crate::verify::function(&self.work).map_err(|v| PatchError::Stale(v.to_string()))?;
+        *self.target = self.work;
+        Ok(())
+    }
+}

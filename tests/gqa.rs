@@ -1,0 +1,328 @@
+//! `gqa-fold` and the passes around it, as pairs of programs.
+
+mod support;
+
+use milopt::analysis::traffic::Traffic;
+use milopt::text;
+use support::{DEFAULT, count, declined, main, optimize, program};
+
+const SIGNATURE: &str = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                         tensor<fp16, [1, 2, 32, 16]> values, tensor<fp16, [1, 1, 1, 32]> mask";
+
+const REPEATS: &str = "
+    tensor<fp16, [1, 2, 1, 32, 16]> ke = expand_dims(x = keys, axes = [2]);
+    tensor<fp16, [1, 2, 4, 32, 16]> kt = tile(x = ke, reps = [1, 1, 4, 1, 1]);
+    tensor<fp16, [1, 8, 32, 16]> k = reshape(x = kt, shape = [1, 8, 32, 16]);
+    tensor<fp16, [1, 2, 1, 32, 16]> ve = expand_dims(x = values, axes = [2]);
+    tensor<fp16, [1, 2, 4, 32, 16]> vt = tile(x = ve, reps = [1, 1, 4, 1, 1]);
+    tensor<fp16, [1, 8, 32, 16]> v = reshape(x = vt, shape = [1, 8, 32, 16]);
+";
+
+const ATTENTION: &str = "
+    tensor<fp16, [1, 8, 1, 32]> scores = matmul(x = query, y = k, transpose_x = false, transpose_y = true);
+    tensor<fp16, [1, 8, 1, 32]> scaled = mul(x = scores, y = fp16(0.25));
+    tensor<fp16, [1, 8, 1, 32]> masked = add(x = scaled, y = mask);
+    tensor<fp16, [1, 8, 1, 32]> p = softmax(x = masked, axis = -1);
+    tensor<fp16, [1, 8, 1, 16]> out = matmul(x = p, y = v, transpose_x = false, transpose_y = false);
+";
+
+#[test]
+fn decode_attention_runs_folded() {
+    let before = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "out");
+    let (after, report) = optimize(&before, DEFAULT);
+    insta::assert_snapshot!(text::print_function(main(&after)));
+    assert_eq!(count(&after, "tile"), 0);
+    let repeats = &report.functions[0].before.traffic.repeats;
+    assert_eq!((repeats.count, repeats.written, repeats.read), (2, 2 * 8192, 2 * 8192));
+    assert_eq!(Traffic::of(main(&after)).repeats.count, 0);
+}
+
+#[test]
+fn prefill_folds_and_keeps_the_mask_in_head_layout() {
+    let signature = SIGNATURE.replace("[1, 8, 1, 16]", "[1, 8, 5, 16]").replace("[1, 1, 1, 32]", "[1, 1, 5, 32]");
+    let attention = ATTENTION.replace("[1, 8, 1,", "[1, 8, 5,");
+    let before = program(&signature, &format!("{REPEATS}{attention}"), "out");
+    let (after, report) = optimize(&before, DEFAULT);
+    assert_eq!(count(&after, "tile"), 0);
+    assert!(
+        declined(&report, "scores", "operand `mask` of add `masked` differs from row to row"),
+        "{}",
+        report.explain()
+    );
+}
+
+/// Spellings of the repeat of `keys` [1, 2, 32, 16] as `k` [1, 8, 32, 16].
+const SPELLINGS: &[(&str, &str)] = &[
+    (
+        "repeat_interleave",
+        "tensor<fp16, [2, 1, 32, 16]> a = transpose(x = keys, perm = [1, 0, 2, 3]);
+         tensor<fp16, [8, 1, 32, 16]> b = tile(x = a, reps = [4, 1, 1, 1]);
+         tensor<fp16, [4, 2, 1, 32, 16]> c = reshape(x = b, shape = [4, 2, 1, 32, 16]);
+         tensor<fp16, [2, 4, 1, 32, 16]> d = transpose(x = c, perm = [1, 0, 2, 3, 4]);
+         tensor<fp16, [8, 1, 32, 16]> e = reshape(x = d, shape = [-1, 1, 32, 16]);
+         tensor<fp16, [1, 8, 32, 16]> k = transpose(x = e, perm = [1, 0, -2, -1]);",
+    ),
+    (
+        "stack",
+        "tensor<fp16, [1, 2, 4, 32, 16]> a = stack(values = (keys, keys, keys, keys), axis = 2);
+         tensor<fp16, [1, 8, 32, 16]> k = reshape(x = a, shape = [1, 8, 32, 16]);",
+    ),
+    (
+        "concat of one value",
+        "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+         tensor<fp16, [1, 2, 4, 32, 16]> a = concat(values = (e, e, e, e), axis = 2, interleave = false);
+         tensor<fp16, [1, 8, 32, 16]> k = reshape(x = a, shape = [1, 8, 32, 16]);",
+    ),
+    (
+        "concat of repeated slices",
+        "tensor<fp16, [1, 1, 32, 16]> h0 = slice_by_size(x = keys, begin = [0, 0, 0, 0], size = [1, 1, 32, 16]);
+         tensor<fp16, [1, 1, 32, 16]> h1 = slice_by_index(x = keys, begin = [0, 1, 0, 0], end = [1, 2, 32, 16],
+             end_mask = [true, true, true, true]);
+         tensor<fp16, [1, 8, 32, 16]> k = concat(values = (h0, h0, h0, h0, h1, h1, h1, h1), axis = 1, interleave = false);",
+    ),
+    (
+        "split and concat",
+        "tensor<fp16, [1, 1, 32, 16]> h0, tensor<fp16, [1, 1, 32, 16]> h1 = split(x = keys, axis = 1, num_splits = 2);
+         tensor<fp16, [1, 8, 32, 16]> k = concat(values = (h0, h0, h0, h0, h1, h1, h1, h1), axis = 1, interleave = false);",
+    ),
+    (
+        "gather",
+        "tensor<fp16, [1, 8, 32, 16]> k = gather(x = keys, indices = [0, 0, 0, 0, 1, 1, 1, 1], axis = 1, batch_dims = 0);",
+    ),
+    (
+        "multiplication by ones",
+        "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+         tensor<fp16, [1, 2, 4, 32, 16]> a = mul(x = e, y = tensor<fp16, [1, 1, 4, 1, 1]>([1.0, 1.0, 1.0, 1.0]));
+         tensor<fp16, [1, 8, 32, 16]> k = reshape(x = a, shape = [1, 8, 32, 16]);",
+    ),
+    (
+        "two repeats in a row",
+        "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+         tensor<fp16, [1, 2, 2, 32, 16]> a = tile(x = e, reps = [1, 1, 2, 1, 1]);
+         tensor<fp16, [1, 4, 1, 32, 16]> b = reshape(x = a, shape = [1, 4, 1, 32, 16]);
+         tensor<fp16, [1, 4, 2, 32, 16]> c = tile(x = b, reps = [1, 1, 2, 1, 1]);
+         tensor<fp16, [1, 8, 32, 16]> k = reshape(x = c, shape = [1, 8, 32, 16]);",
+    ),
+];
+
+#[test]
+fn the_spelling_of_the_repeat_does_not_matter() {
+    let signature = "tensor<fp16, [1, 8, 3, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys";
+    for (name, spelling) in SPELLINGS {
+        let body = format!(
+            "{spelling}
+             tensor<fp16, [1, 8, 3, 32]> scores = matmul(x = query, y = k, transpose_x = false, transpose_y = true);"
+        );
+        let (after, report) = optimize(&program(signature, &body, "scores"), DEFAULT);
+        let kinds = &report.functions[0].after.kinds;
+        assert_eq!(kinds.get("matmul"), Some(&1), "{name}");
+        assert_eq!(kinds.values().sum::<usize>(), 3, "{name}: {kinds:?}");
+        assert_eq!(main(&after).outputs().len(), 1);
+        let f = main(&after);
+        let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
+        assert_eq!(f.op(matmul).value("y"), f.input("keys"), "{name}");
+    }
+}
+
+#[test]
+fn keys_transposed_before_or_after_the_repeat_cost_no_transpose() {
+    let signature = "tensor<fp16, [1, 8, 3, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys";
+    let after_repeat = "
+        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 32, 16]> r = reshape(x = t, shape = [1, 8, 32, 16]);
+        tensor<fp16, [1, 8, 16, 32]> k = transpose(x = r, perm = [0, 1, -1, -2]);";
+    let before_repeat = "
+        tensor<fp16, [1, 2, 16, 32]> r = transpose(x = keys, perm = [0, 1, 3, 2]);
+        tensor<fp16, [1, 2, 1, 16, 32]> e = expand_dims(x = r, axes = [2]);
+        tensor<fp16, [1, 2, 4, 16, 32]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 16, 32]> k = reshape(x = t, shape = [1, 8, 16, 32]);";
+    for spelling in [after_repeat, before_repeat] {
+        let body = format!(
+            "{spelling}
+             tensor<fp16, [1, 8, 3, 32]> scores = matmul(x = query, y = k, transpose_x = false, transpose_y = false);"
+        );
+        let (after, _) = optimize(&program(signature, &body, "scores"), DEFAULT);
+        assert_eq!((count(&after, "tile"), count(&after, "transpose")), (0, 0));
+    }
+}
+
+#[test]
+fn a_repeat_on_the_left_of_one_column_is_folded() {
+    let signature = "tensor<fp16, [1, 8, 16, 1]> query, tensor<fp16, [1, 2, 32, 16]> keys";
+    let body = "
+        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
+        tensor<fp16, [1, 8, 32, 1]> scores = matmul(x = k, y = query, transpose_x = false, transpose_y = false);";
+    let (after, _) = optimize(&program(signature, body, "scores"), DEFAULT);
+    assert_eq!((count(&after, "tile"), count(&after, "transpose")), (0, 0));
+}
+
+#[test]
+fn look_alikes_stay_and_say_why() {
+    let q = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [1, 8, 32, 16]> full";
+    for (body, op, reason) in [
+        // Multi-head attention.
+        (
+            "tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = full, transpose_x = false, transpose_y = true);",
+            "matmul `y`",
+            "multi-head attention",
+        ),
+        // Interleaved order: query head h reads KV head h mod 2.
+        (
+            "tensor<fp16, [1, 8, 32, 16]> k = tile(x = keys, reps = [1, 4, 1, 1]);
+             tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
+            "matmul `y`",
+            "interleaved order",
+        ),
+        // A repeat along the keys.
+        (
+            "tensor<fp16, [1, 8, 128, 16]> k = tile(x = full, reps = [1, 1, 4, 1]);
+             tensor<fp16, [1, 8, 1, 128]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
+            "matmul `y`",
+            "not on a batch axis",
+        ),
+        // Nobody multiplies by the copies.
+        (
+            "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+             tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+             tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
+             tensor<fp16, [1, 8, 32, 16]> y = mul(x = k, y = full);",
+            "tile `t`",
+            "no matmul reads the repeated value",
+        ),
+        // The heads are not in groups.
+        (
+            "tensor<fp16, [1, 8, 32, 16]> k = gather(x = keys, indices = [0, 0, 0, 1, 0, 1, 1, 1], axis = 1, batch_dims = 0);
+             tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
+            "matmul `y`",
+            "neither operand is a repeated view",
+        ),
+        // Not the same for all heads of a group.
+        (
+            "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+             tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+             tensor<fp16, [1, 8, 32, 16]> r = reshape(x = t, shape = [1, 8, 32, 16]);
+             tensor<fp16, [1, 8, 32, 16]> k = add(x = r, y = full);
+             tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
+            "matmul `y`",
+            "neither operand is a repeated view",
+        ),
+    ] {
+        let before = program(q, body, "y");
+        let (after, report) = optimize(&before, DEFAULT);
+        assert!(!report.changed(), "{body}");
+        assert_eq!(text::print_program(&before), text::print_program(&after));
+        assert!(declined(&report, op, reason), "{op}: {reason}\n{}", report.explain());
+    }
+}
+
+#[test]
+fn softmax_over_heads_is_folded_and_not_sunk() {
+    let attention = ATTENTION.replace("axis = -1", "axis = 1");
+    let before = program(SIGNATURE, &format!("{REPEATS}{attention}"), "out");
+    let (after, report) = optimize(&before, DEFAULT);
+    assert_eq!(count(&after, "tile"), 0);
+    assert!(
+        declined(&report, "scores", "softmax `p` (softmax) works along the head or the row axis"),
+        "{}",
+        report.explain()
+    );
+}
+
+#[test]
+fn a_repeated_value_that_is_returned_keeps_its_chain() {
+    let before = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "out, k");
+    let (after, _) = optimize(&before, DEFAULT);
+    assert_eq!(count(&after, "tile"), 1, "the keys are an output, the values are not");
+    let f = main(&after);
+    let names: Vec<String> = f.outputs().iter().map(|&v| f.value(v).name().to_string()).collect();
+    assert_eq!(names, ["out", "k"]);
+}
+
+#[test]
+fn outputs_inside_the_region_keep_name_and_shape() {
+    let before = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "p, out, scores");
+    let (after, _) = optimize(&before, DEFAULT);
+    assert_eq!(count(&after, "tile"), 0);
+}
+
+#[test]
+fn an_output_named_by_a_reshape_that_goes_keeps_its_name() {
+    let before = program(
+        "tensor<fp16, [1, 8, 1, 16]> x",
+        "tensor<fp16, [1, 8, 1, 16]> a = relu(x = x);
+         tensor<fp16, [8, 16]> b = reshape(x = a, shape = [8, 16]);
+         tensor<fp16, [1, 8, 1, 16]> y = reshape(x = b, shape = [1, 8, 1, 16]);",
+        "y",
+    );
+    let (after, _) = optimize(&before, DEFAULT);
+    assert_eq!(count(&after, "reshape"), 0);
+    assert_eq!(main(&after).value(main(&after).outputs()[0]).name(), &"y");
+}
+
+#[test]
+fn views_between_an_input_and_an_output_keep_one_op() {
+    let before = program(
+        "tensor<fp16, [2, 3]> x",
+        "tensor<fp16, [6]> a = reshape(x = x, shape = [6]);
+         tensor<fp16, [2, 3]> y = reshape(x = a, shape = [2, 3]);",
+        "y",
+    );
+    let (after, _) = optimize(&before, DEFAULT);
+    assert_eq!(main(&after).value(main(&after).outputs()[0]).name(), &"y");
+}
+
+#[test]
+fn an_op_without_a_row_beside_a_fold_stays() {
+    let body = format!(
+        "{REPEATS}{ATTENTION}
+         tensor<fp16, [1, 8, 1, 16]> strange = custom_thing(x = out);"
+    );
+    let before = program(SIGNATURE, &body, "out");
+    let mut after = before.clone();
+    milopt::passes::Pipeline::default().run(&mut after, &Default::default()).unwrap();
+    assert_eq!((count(&after, "tile"), count(&after, "custom_thing")), (0, 1));
+}
+
+#[test]
+fn sinks_are_regrouped_as_constants() {
+    let body = REPEATS.to_string()
+        + "
+    tensor<fp16, [1, 8, 1, 1]> sink = const(val = tensor<fp16, [1, 8, 1, 1]>([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]));
+    tensor<fp16, [1, 8, 1, 32]> scores = matmul(x = query, y = k, transpose_x = false, transpose_y = true);
+    tensor<fp16, [1, 8, 1, 32]> masked = add(x = scores, y = mask);
+    tensor<fp16, [1, 8, 1, 33]> joined = concat(values = (masked, sink), axis = 3, interleave = false);
+    tensor<fp16, [1, 8, 1, 1]> top = reduce_max(x = joined, axes = [-1], keep_dims = true);
+    tensor<fp16, [1, 8, 1, 33]> low = sub(x = joined, y = top);
+    tensor<fp16, [1, 8, 1, 33]> p = softmax(x = low, axis = -1);
+    tensor<fp16, [1, 8, 1, 32]> cut = slice_by_index(x = p, begin = [0, 0, 0, 0], end = [1, 8, 1, 32],
+        end_mask = [true, true, true, false]);
+    tensor<fp16, [1, 8, 1, 16]> out = matmul(x = cut, y = v, transpose_x = false, transpose_y = false);
+    ";
+    let (after, report) = optimize(&program(SIGNATURE, &body, "out"), DEFAULT);
+    assert_eq!(count(&after, "tile"), 0);
+    assert_eq!(count(&after, "reshape"), 2, "the query's and the output's\n{}", report.explain());
+}
+
+#[test]
+fn batches_are_views_too() {
+    let signature = "tensor<fp16, [3, 8, 4, 16]> query, tensor<fp16, [3, 2, 32, 16]> keys";
+    let body = "
+        tensor<fp16, [3, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+        tensor<fp16, [3, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [3, 8, 32, 16]> k = reshape(x = t, shape = [3, 8, 32, 16]);
+        tensor<fp16, [3, 8, 4, 32]> scores = matmul(x = query, y = k, transpose_x = false, transpose_y = true);";
+    let (after, _) = optimize(&program(signature, body, "scores"), DEFAULT);
+    assert_eq!((count(&after, "tile"), count(&after, "transpose"), count(&after, "reshape")), (0, 0, 2));
+}
+
+#[test]
+fn stopping_after_a_rewrite_leaves_the_rest() {
+    let before = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "out");
+    let mut after = before.clone();
+    let pipeline = milopt::passes::Pipeline::default();
+    pipeline.run(&mut after, &milopt::passes::RunOptions::default().stop_after(1)).unwrap();
+    assert_eq!(count(&after, "tile"), 1);
+}

@@ -1,0 +1,56 @@
+//! What the integration tests share.
+#![allow(dead_code)]
+
+use milopt::equiv;
+use milopt::ir::{Function, Program};
+use milopt::passes::{Pipeline, Report, RunOptions};
+use milopt::{text, verify};
+
+/// A program with one function, from its signature and body in MIL text.
+pub fn program(signature: &str, body: &str, outputs: &str) -> Program {
+    let source = format!(
+        "program(1.3) [specificationVersion = 9] {{\n  func main<CoreML8>({signature}) {{\n{body}\n  }} -> ({outputs});\n}}"
+    );
+    text::parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"))
+}
+
+/// Runs a pipeline on a copy, checks types, equivalence in every bit and that a second run changes nothing, and returns
+/// the copy with the report.
+pub fn optimize(before: &Program, passes: &str) -> (Program, Report) {
+    verify::typed(before).unwrap_or_else(|e| panic!("before: {e}"));
+    let pipeline = Pipeline::parse(passes).unwrap();
+    let mut after = before.clone();
+    let report = pipeline.run(&mut after, &RunOptions::default()).unwrap();
+    verify::typed(&after).unwrap_or_else(|e| panic!("after: {e}\n{}", text::print_program(&after)));
+    let verdict = equiv::check(before, &after, None, &equiv::Options::default()).unwrap();
+    assert!(verdict.is_equal(), "{verdict}\n{}\n{}", text::print_program(before), text::print_program(&after));
+    let once = text::print_program(&after);
+    let again = pipeline.run(&mut after, &RunOptions::default()).unwrap();
+    assert!(!again.changed(), "a second run changes something:\n{again}\n{once}\n{}", text::print_program(&after));
+    assert_eq!(once, text::print_program(&after));
+    (after, report)
+}
+
+/// The default pipeline.
+pub const DEFAULT: &str = "gqa-fold,view-simplify,dce";
+
+/// How many ops of a kind the main function has.
+pub fn count(p: &Program, kind: &str) -> usize {
+    let f = main(p);
+    f.all_ops().into_iter().filter(|&op| f.op(op).kind() == kind).count()
+}
+
+/// The function that runs.
+pub fn main(p: &Program) -> &Function {
+    p.main().expect("there is a main function")
+}
+
+/// Whether some refusal names this op and gives this reason.
+pub fn declined(report: &Report, op: &str, reason: &str) -> bool {
+    report
+        .functions
+        .iter()
+        .flat_map(|f| &f.passes)
+        .flat_map(|p| &p.declined)
+        .any(|d| d.op.contains(op) && d.reason.contains(reason))
+}
