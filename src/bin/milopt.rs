@@ -1,1 +1,5 @@
-fn main() {}
+//! The `milopt` command; see [`milopt::cli`].
+
+fn main() -> std::process::ExitCode {
+    milopt::cli::main()
+}

@@ -66,6 +66,11 @@ impl<R: Read + Seek> Npz<R> {
         Ok(Npz { path: path.into(), archive, entries })
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The names of the arrays, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)

@@ -10,5 +10,5 @@ mod view_simplify;
 pub use dce::Dce;
 pub use gqa_fold::GqaFold;
 pub use pipeline::{Pass, PassInfo, Pipeline, PipelineError, RunOptions, all};
-pub use report::{Census, Exactness, FunctionReport, PassReport, Report};
+pub use report::{Census, Exactness, FunctionReport, PassReport, Report, bytes};
 pub use view_simplify::ViewSimplify;

@@ -1,0 +1,196 @@
+//! `milopt inspect`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{Failure, Opening};
+use crate::analysis::traffic::DISCLAIMER;
+use crate::ir::{ArrayFeature, Flexibility, Function, Program, ValueId};
+use crate::passes::{Census, Pipeline, RunOptions, bytes};
+
+/// Show functions, features, op counts, bytes per run and what the passes would find
+#[derive(Debug, Args)]
+pub(super) struct Inspect {
+    /// The package
+    #[arg(value_name = "PKG")]
+    package: PathBuf,
+    /// Print everything as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    opening: Opening,
+}
+
+#[derive(Serialize)]
+struct ProgramView {
+    specification_version: i32,
+    default_function: Option<String>,
+    functions: Vec<FunctionView>,
+    /// Rewrites that each pass of the default pipeline would do, over all functions; `null` when it fails.
+    rewrites: Option<Vec<(String, usize)>>,
+}
+
+#[derive(Serialize)]
+struct FunctionView {
+    name: String,
+    opset: String,
+    inputs: Vec<FeatureView>,
+    outputs: Vec<FeatureView>,
+    states: Vec<FeatureView>,
+    #[serde(flatten)]
+    census: Census,
+}
+
+#[derive(Serialize)]
+struct FeatureView {
+    name: String,
+    r#type: String,
+    optional: bool,
+    shapes: Option<String>,
+}
+
+impl Inspect {
+    pub(super) fn execute(&self, out: &mut dyn Write) -> Result<(), Failure> {
+        let package = self.opening.open(&self.package)?;
+        let view = ProgramView::of(package.program());
+        if self.json {
+            serde_json::to_writer_pretty(&mut *out, &view)?;
+            writeln!(out)?;
+        } else {
+            view.print(out)?;
+        }
+        Ok(())
+    }
+}
+
+impl ProgramView {
+    fn of(program: &Program) -> ProgramView {
+        ProgramView {
+            specification_version: program.specification_version(),
+            default_function: program.default_function().map(|n| n.to_string()),
+            functions: program.functions().iter().map(FunctionView::of).collect(),
+            rewrites: would_do(program),
+        }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "specification version {}", self.specification_version)?;
+        for f in &self.functions {
+            let default = if self.default_function.as_ref() == Some(&f.name) { ", default" } else { "" };
+            writeln!(out, "\nfunction {} ({}{default})", f.name, f.opset)?;
+            f.print(out)?;
+        }
+        match &self.rewrites {
+            Some(rewrites) => {
+                let counts: Vec<_> = rewrites.iter().map(|(pass, n)| format!("{pass} {n}")).collect();
+                writeln!(out, "\nrewrites that the default passes would do: {}", counts.join(", "))?;
+            }
+            None => writeln!(out, "\nthe default passes cannot run on this program")?,
+        }
+        writeln!(out, "({DISCLAIMER})")
+    }
+}
+
+fn would_do(program: &Program) -> Option<Vec<(String, usize)>> {
+    let report = Pipeline::default().run(&mut program.clone(), &RunOptions::default()).ok()?;
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for pass in report.functions.iter().flat_map(|f| &f.passes) {
+        match counts.iter_mut().find(|(name, _)| *name == pass.pass) {
+            Some((_, n)) => *n += pass.fired.len(),
+            None => counts.push((pass.pass.clone(), pass.fired.len())),
+        }
+    }
+    Some(counts)
+}
+
+impl FunctionView {
+    fn of(f: &Function) -> FunctionView {
+        let (states, inputs): (Vec<_>, Vec<_>) = f.inputs().iter().partition(|&&v| f.ty(v).as_state().is_some());
+        let views = |values: &[ValueId]| values.iter().map(|&v| FeatureView::of(f, v)).collect();
+        FunctionView {
+            name: f.name().to_string(),
+            opset: f.opset().to_string(),
+            inputs: views(&inputs),
+            outputs: views(f.outputs()),
+            states: views(&states),
+            census: Census::of(f),
+        }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        for (what, features) in [("input", &self.inputs), ("output", &self.outputs), ("state", &self.states)] {
+            for feature in features {
+                writeln!(out, "  {what:6}  {feature}")?;
+            }
+        }
+        let (census, traffic) = (&self.census, &self.census.traffic);
+        writeln!(out, "  {} ops, {} constants of {}", census.ops, census.constants, bytes(traffic.constants))?;
+        writeln!(out, "\n  {:28} {:>6} {:>12} {:>12}", "per run", "ops", "written", "read")?;
+        let mut kinds: Vec<_> = traffic.kinds.iter().collect();
+        kinds.sort_by_key(|(_, k)| std::cmp::Reverse((k.written + k.read, k.ops)));
+        for (kind, k) in kinds {
+            writeln!(out, "  {kind:28} {:>6} {:>12} {:>12}", k.ops, bytes(k.written), bytes(k.read))?;
+        }
+        let total = (bytes(traffic.written), bytes(traffic.read));
+        writeln!(out, "  {:28} {:>6} {:>12} {:>12}", "all", census.ops, total.0, total.1)?;
+        if !self.states.is_empty() {
+            writeln!(out, "  states {}, updated by {}", bytes(traffic.states), bytes(traffic.state_updates))?;
+        }
+        if traffic.unknown > 0 {
+            writeln!(out, "  {} values of unknown size are not counted", traffic.unknown)?;
+        }
+        let repeats = &traffic.repeats;
+        writeln!(
+            out,
+            "  repeated heads: {} copies, {} written and {} read",
+            repeats.count,
+            bytes(repeats.written),
+            bytes(repeats.read)
+        )
+    }
+}
+
+impl FeatureView {
+    fn of(f: &Function, v: ValueId) -> FeatureView {
+        let name = f.value(v).name();
+        let feature = f.interface().input(name).or_else(|| f.interface().output(name));
+        FeatureView {
+            name: name.to_string(),
+            r#type: f.ty(v).to_string(),
+            optional: feature.is_some_and(|x| x.optional),
+            shapes: feature.and_then(|x| x.array()).and_then(shapes),
+        }
+    }
+}
+
+impl std::fmt::Display for FeatureView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.name, self.r#type)?;
+        if let Some(shapes) = &self.shapes {
+            write!(f, ", {shapes}")?;
+        }
+        if self.optional {
+            f.write_str(", optional")?;
+        }
+        Ok(())
+    }
+}
+
+/// The shapes that a flexible feature admits.
+fn shapes(array: &ArrayFeature) -> Option<String> {
+    match &array.flexibility {
+        Flexibility::Fixed => None,
+        Flexibility::Enumerated(shapes) => Some(format!("one of {shapes:?}")),
+        Flexibility::Ranges(ranges) => {
+            let axes = ranges.iter().map(|range| match range {
+                (lo, Some(hi)) if lo == hi => lo.to_string(),
+                (lo, Some(hi)) => format!("{lo}..={hi}"),
+                (lo, None) => format!("{lo}.."),
+            });
+            Some(format!("within [{}]", axes.collect::<Vec<_>>().join(", ")))
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! `milopt optimize`.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::progress::Spinner;
+use super::verify::parse_steps;
+use super::{Failure, Opening};
+use crate::equiv;
+use crate::ir::Program;
+use crate::package::{Overwrite, Package, PackageError, SaveOptions};
+use crate::passes::{Exactness, Pipeline, PipelineError, Report, RunOptions};
+
+/// Rewrite a package with passes
+#[derive(Debug, Args)]
+pub(super) struct Optimize {
+    /// The package
+    #[arg(value_name = "PKG")]
+    package: PathBuf,
+    /// Where to write the result; a path that ends in .mlmodel gets the bare model with its weights beside it
+    #[arg(short, long, value_name = "OUT", required_unless_present_any = ["in_place", "dry_run"])]
+    output: Option<PathBuf>,
+    /// Replace the package
+    #[arg(long, conflicts_with = "output")]
+    in_place: bool,
+    /// Passes to run, in this order, instead of the default ones; '' runs none
+    #[arg(long, value_name = "A,B")]
+    passes: Option<String>,
+    /// Only this function
+    #[arg(long, value_name = "NAME")]
+    function: Option<String>,
+    /// Stop after this many rewrites, to find one that is to blame
+    #[arg(long, value_name = "N")]
+    stop_after: Option<usize>,
+    /// Compare the result with the original over this many steps, and write only if they are equal
+    #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
+    verify: Option<usize>,
+    /// Say what was left alone, and why
+    #[arg(long)]
+    explain: bool,
+    /// Write what was done to a JSON file
+    #[arg(long, value_name = "FILE.json")]
+    report: Option<PathBuf>,
+    /// Write no package
+    #[arg(long)]
+    dry_run: bool,
+    /// Replace the output if it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    opening: Opening,
+}
+
+/// The content of the report file.
+#[derive(Serialize)]
+struct Summary<'r> {
+    passes: Vec<&'static str>,
+    #[serde(flatten)]
+    rewrites: &'r Report,
+    verification: Option<&'r equiv::Report>,
+    written: Option<&'r Path>,
+}
+
+impl Optimize {
+    pub(super) fn execute(&self, out: &mut dyn Write) -> Result<(), Failure> {
+        self.check_target()?;
+        let pipeline = match &self.passes {
+            Some(text) => Pipeline::parse(text).map_err(usage)?,
+            None => Pipeline::default(),
+        };
+        let spinner = Spinner::new("opening");
+        let mut package = self.opening.open(&self.package)?;
+        let original = self.verify.map(|_| package.program().clone());
+        spinner.say("rewriting");
+        let rewrites = pipeline.run(package.program_mut(), &self.run_options()).map_err(usage)?;
+        spinner.say("verifying");
+        let verification = match (&original, self.verify) {
+            (Some(a), Some(steps)) => Some(self.compare(a, package.program(), steps, rewrites.exactness())?),
+            _ => None,
+        };
+        let equal = verification.as_ref().is_none_or(|r| r.satisfies(wanted(rewrites.exactness())));
+        spinner.say("writing");
+        let target = self.target().filter(|_| equal);
+        let saved = target.map(|path| self.save(&package, path)).transpose();
+        drop(spinner);
+
+        write!(out, "{rewrites}")?;
+        if self.explain {
+            write!(out, "{}", rewrites.explain())?;
+        }
+        if let Some(report) = &verification {
+            write!(out, "{report}")?;
+        }
+        let written = target.filter(|_| saved.is_ok());
+        let passes = pipeline.passes().iter().map(|p| p.name()).collect();
+        self.write_report(&Summary { passes, rewrites: &rewrites, verification: verification.as_ref(), written })?;
+        saved?;
+        match (equal, written) {
+            (false, _) => {
+                return Err(Failure::Failed("the result is not equal to the original; nothing was written".into()));
+            }
+            (true, Some(path)) => writeln!(out, "wrote {}", path.display())?,
+            (true, None) => writeln!(out, "nothing was written")?,
+        }
+        Ok(())
+    }
+
+    fn target(&self) -> Option<&Path> {
+        match self.in_place {
+            _ if self.dry_run => None,
+            true => Some(&self.package),
+            false => self.output.as_deref(),
+        }
+    }
+
+    /// Refuses an output that exists before any work is done.
+    fn check_target(&self) -> Result<(), PackageError> {
+        match self.target() {
+            Some(path) if !self.in_place && !self.force && path.symlink_metadata().is_ok() => {
+                Err(PackageError::Exists(path.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn run_options(&self) -> RunOptions {
+        let mut options = RunOptions::default();
+        if let Some(function) = &self.function {
+            options = options.only(function);
+        }
+        if let Some(rewrites) = self.stop_after {
+            options = options.stop_after(rewrites);
+        }
+        options
+    }
+
+    fn compare(&self, a: &Program, b: &Program, steps: usize, exactness: Exactness) -> Result<equiv::Report, Failure> {
+        if exactness == Exactness::InterfaceChanging {
+            let message = "a pass changed the interface, so that the result cannot be compared with the original";
+            return Err(Failure::Failed(message.into()));
+        }
+        let options = equiv::Options { steps, ..equiv::Options::default() };
+        Ok(equiv::check(a, b, self.function.as_deref(), &options)?)
+    }
+
+    fn save(&self, package: &Package, path: &Path) -> Result<(), PackageError> {
+        let overwrite = match (self.force, self.in_place) {
+            (true, _) => Overwrite::Force,
+            (false, true) => Overwrite::InPlace,
+            (false, false) => Overwrite::Refuse,
+        };
+        package.save(path, &SaveOptions::overwrite(overwrite))
+    }
+
+    fn write_report(&self, summary: &Summary<'_>) -> Result<(), Failure> {
+        let Some(path) = &self.report else { return Ok(()) };
+        let text = serde_json::to_string_pretty(summary)? + "\n";
+        fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display()).into()))
+    }
+}
+
+/// How equal the result has to be.
+fn wanted(exactness: Exactness) -> equiv::Exactness {
+    match exactness {
+        Exactness::Bitwise => equiv::Exactness::Bitwise,
+        _ => equiv::Exactness::Reassociated,
+    }
+}
+
+/// Passes and functions that do not exist are the caller's mistake.
+fn usage(e: PipelineError) -> Failure {
+    match e {
+        PipelineError::UnknownPass { .. } | PipelineError::UnknownFunction { .. } => Failure::Usage(e.to_string()),
+        e => e.into(),
+    }
+}

@@ -1,0 +1,278 @@
+//! `milopt run`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+
+use super::npz::{self, Npz};
+use super::progress::Spinner;
+use super::{Failure, Opening, note, select};
+use crate::interp::{Interpreter, Mode, Tensor, Values};
+use crate::ir::{DType, Function, Literal, LiteralData, NoWeights, TensorType, ValueId};
+
+/// Evaluate a function on arrays from an .npz file
+///
+/// Arrays are named as the features, or so with the prefix `in_`; `state_<name>` sets what a state starts with.
+/// Arrays are cast to the type of the feature, and shapes [] and [1] are interchangeable.
+#[derive(Debug, Args)]
+pub(super) struct Run {
+    /// The package
+    #[arg(value_name = "PKG")]
+    package: PathBuf,
+    /// Inputs and starting states
+    #[arg(long, value_name = "IN.npz")]
+    inputs: PathBuf,
+    /// Where to write the outputs
+    #[arg(long, value_name = "OUT.npz")]
+    outputs: PathBuf,
+    /// Where to write the final states, as state_<name>
+    #[arg(long, value_name = "OUT_STATES.npz")]
+    states: Option<PathBuf>,
+    /// The function, if not the default one
+    #[arg(long, value_name = "NAME")]
+    function: Option<String>,
+    /// The leading axis of inputs and outputs counts steps; states carry over
+    #[arg(long)]
+    steps: bool,
+    /// How floats are rounded; `exact` writes float64
+    #[arg(long, value_enum, default_value = "storage")]
+    mode: Rounding,
+    #[command(flatten)]
+    opening: Opening,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Rounding {
+    /// Every tensor to its declared type
+    Storage,
+    /// Not at all
+    Exact,
+}
+
+impl Run {
+    pub(super) fn execute(&self) -> Result<(), Failure> {
+        let mode = match self.mode {
+            Rounding::Storage => Mode::Storage,
+            Rounding::Exact => Mode::Exact,
+        };
+        let package = self.opening.open(&self.package)?;
+        let f = select(package.program(), self.function.as_deref())?;
+        let mut arrays = Arrays { npz: Npz::open(&self.inputs)?, used: BTreeSet::new() };
+        let feeds = arrays.inputs(f, self.steps)?;
+        let mut states = arrays.states(f)?;
+        arrays.tell_unused();
+        let steps = if self.steps { common_steps(&feeds)? } else { 1 };
+
+        let interpreter = Interpreter::new(f, mode)?;
+        let spinner = Spinner::new("running");
+        let mut outputs: BTreeMap<String, Vec<Literal>> = BTreeMap::new();
+        for step in 0..steps {
+            spinner.say(format!("step {} of {steps}", step + 1));
+            let inputs = feeds.iter().map(|feed| Ok((feed.name.as_str().into(), feed.tensor(step)?)));
+            let inputs: Values = inputs.collect::<Result<_, Failure>>()?;
+            for (name, tensor) in interpreter.run(&inputs, &mut states)? {
+                match array(&tensor, mode) {
+                    Some(array) => outputs.entry(name.to_string()).or_default().push(array),
+                    None if step == 0 => note(&format!("output `{name}` is no array and is left out")),
+                    None => {}
+                }
+            }
+        }
+        drop(spinner);
+        let outputs = outputs.into_iter().map(|(name, steps)| {
+            let array =
+                if self.steps { stack(&name, &steps)? } else { steps.into_iter().next().unwrap_or(Literal::int(0)) };
+            Ok((name, array))
+        });
+        npz::write(&self.outputs, &outputs.collect::<Result<_, Failure>>()?)?;
+        if let Some(path) = &self.states {
+            let finals = states.iter().filter_map(|(name, t)| Some((format!("state_{name}"), array(t, mode)?)));
+            npz::write(path, &finals.collect())?;
+        }
+        Ok(())
+    }
+}
+
+/// The arrays of the input file, and which of them a feature took.
+struct Arrays {
+    npz: Npz,
+    used: BTreeSet<String>,
+}
+
+/// What one input gets: the elements of every step, one after the other.
+struct Feed {
+    name: String,
+    /// Type that the function declares.
+    dtype: DType,
+    /// Type and shape of one step in the file.
+    ty: TensorType,
+    /// Number of steps; `None` when every step gets the same.
+    steps: Option<usize>,
+    bytes: Arc<[u8]>,
+}
+
+impl Arrays {
+    fn inputs(&mut self, f: &Function, stepped: bool) -> Result<Vec<Feed>, Failure> {
+        let inputs = f.inputs().iter().filter(|&&v| f.ty(v).as_state().is_none());
+        inputs
+            .map(|&v| {
+                let name = f.value(v).name().as_str();
+                let ty = f.tensor(v).ok_or_else(|| failed(format!("input `{name}` is not a tensor of known rank")))?;
+                match self.feed(name, &[name.to_owned(), format!("in_{name}")], ty, stepped)? {
+                    Some(feed) => Ok(feed),
+                    None => default_of(f, v, ty).ok_or_else(|| {
+                        failed(format!("{} has no array for input `{name}`", self.npz.path().display()))
+                    }),
+                }
+            })
+            .collect()
+    }
+
+    /// The starting states that the file gives; the others start at zero.
+    fn states(&mut self, f: &Function) -> Result<Values, Failure> {
+        let mut states = Values::new();
+        for &v in f.inputs() {
+            let (name, Some(ty)) = (f.value(v).name(), f.ty(v).as_state()) else { continue };
+            if let Some(feed) = self.feed(name, &[format!("state_{name}")], ty, false)? {
+                states.insert(name.clone(), feed.tensor(0)?);
+            }
+        }
+        Ok(states)
+    }
+
+    /// The first of the arrays called `candidates`, if its shape fits `ty`.
+    fn feed(
+        &mut self,
+        name: &str,
+        candidates: &[String],
+        ty: &TensorType,
+        stepped: bool,
+    ) -> Result<Option<Feed>, Failure> {
+        for candidate in candidates {
+            let Some(header) = self.npz.header(candidate)? else { continue };
+            let found = header.ty.known_shape().unwrap_or_default();
+            let (steps, one) = match found.split_first() {
+                Some((&steps, rest)) if stepped => (Some(steps as usize), rest),
+                None if stepped => return Err(failed(format!("array `{candidate}` has no axis of steps"))),
+                _ => (None, &found[..]),
+            };
+            let shape = fit(one, ty).ok_or_else(|| {
+                failed(format!(
+                    "array `{candidate}` of shape {found:?} does not fit {ty}{}",
+                    match stepped {
+                        true => " behind an axis of steps",
+                        false => "",
+                    }
+                ))
+            })?;
+            let Some(Literal { data: LiteralData::Bytes(bytes), .. }) = self.npz.read(candidate)? else { continue };
+            self.used.insert(candidate.clone());
+            let ty_of_step = TensorType::fixed(header.ty.dtype, &shape);
+            return Ok(Some(Feed { name: name.into(), dtype: ty.dtype, ty: ty_of_step, steps, bytes }));
+        }
+        Ok(None)
+    }
+
+    fn tell_unused(&self) {
+        let unused: Vec<&str> = self.npz.names().filter(|n| !self.used.contains(*n)).collect();
+        if !unused.is_empty() {
+            note(&format!("arrays that are not inputs are ignored: {}", unused.join(", ")));
+        }
+    }
+}
+
+impl Feed {
+    fn tensor(&self, step: usize) -> Result<Tensor, Failure> {
+        let wrong = || failed(format!("input `{}` cannot be made from {}", self.name, self.ty));
+        let len = self.ty.byte_len().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)?;
+        let start = self.steps.map_or(Some(0), |_| step.checked_mul(len)).ok_or_else(wrong)?;
+        let bytes = self.bytes.get(start..).and_then(|b| b.get(..len)).ok_or_else(wrong)?;
+        let tensor = Tensor::from_literal(&Literal::bytes(self.ty.clone(), bytes), &NoWeights)?;
+        tensor.cast(self.dtype).ok_or_else(wrong)
+    }
+}
+
+/// What an optional input takes when it is left out.
+fn default_of(f: &Function, v: ValueId, ty: &TensorType) -> Option<Feed> {
+    let name = f.value(v).name();
+    let feature = f.interface().input(name).filter(|x| x.optional)?;
+    let array = feature.array()?;
+    let shape = fit(&array.shape, ty)?;
+    let ty_of_step = TensorType::fixed(DType::F64, &shape);
+    let count = usize::try_from(ty_of_step.volume()?).ok().filter(|&n| n <= 1 << 26)?;
+    let bytes = array.default?.to_le_bytes().repeat(count).into();
+    Some(Feed { name: name.to_string(), dtype: ty.dtype, ty: ty_of_step, steps: None, bytes })
+}
+
+/// `shape` as the type wants it, where [] and [1] are the same; `None` when it does not fit.
+fn fit(shape: &[u64], ty: &TensorType) -> Option<Vec<u64>> {
+    let shape = match (shape, ty.rank()) {
+        ([], 1) => &[1][..],
+        ([1], 0) => &[],
+        _ => shape,
+    };
+    let fits =
+        shape.len() == ty.rank() && shape.iter().zip(&ty.shape).all(|(n, d)| d.as_known().is_none_or(|k| k == *n));
+    fits.then(|| shape.to_vec())
+}
+
+/// The number of steps that all arrays agree on.
+fn common_steps(feeds: &[Feed]) -> Result<usize, Failure> {
+    let mut counts = feeds.iter().filter_map(|feed| Some((feed.name.as_str(), feed.steps?)));
+    let Some((first, steps)) = counts.next() else {
+        return Err(Failure::Usage("--steps needs an input array to count them by".into()));
+    };
+    match counts.find(|(_, n)| *n != steps) {
+        Some((other, n)) => Err(failed(format!("`{first}` has {steps} steps, `{other}` has {n}"))),
+        None if steps == 0 => Err(failed(format!("`{first}` has no steps"))),
+        None => Ok(steps),
+    }
+}
+
+/// The tensor in a type that numpy has; `None` for strings.
+fn array(tensor: &Tensor, mode: Mode) -> Option<Literal> {
+    let dtype = match tensor.dtype() {
+        d if d.is_float() && mode == Mode::Exact => DType::F64,
+        DType::BF16 | DType::F8E4M3FN | DType::F8E5M2 => DType::F32,
+        DType::I4 => DType::I8,
+        DType::U1 | DType::U2 | DType::U3 | DType::U4 | DType::U6 => DType::U8,
+        d => d,
+    };
+    tensor.cast(dtype)?.to_literal()
+}
+
+/// The arrays of all steps behind an axis of steps.
+fn stack(name: &str, steps: &[Literal]) -> Result<Literal, Failure> {
+    let first = steps.first().and_then(|l| l.ty.as_tensor()).ok_or_else(|| failed("no steps".into()))?;
+    let mut bytes = Vec::new();
+    for step in steps {
+        match &step.data {
+            LiteralData::Bytes(b) if step.ty.as_tensor() == Some(first) => bytes.extend_from_slice(b),
+            _ => return Err(failed(format!("output `{name}` has shapes that differ between steps"))),
+        }
+    }
+    let shape = std::iter::once((steps.len() as u64).into()).chain(first.shape.iter().cloned());
+    Ok(Literal::bytes(TensorType::new(first.dtype, shape), bytes))
+}
+
+fn failed(message: String) -> Failure {
+    Failure::Failed(message.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_fit_up_to_scalars() {
+        let ty = |shape: &[u64]| TensorType::fixed(DType::F16, shape);
+        assert_eq!(fit(&[2, 3], &ty(&[2, 3])), Some(vec![2, 3]));
+        assert_eq!(fit(&[], &ty(&[1])), Some(vec![1]));
+        assert_eq!(fit(&[1], &ty(&[])), Some(vec![]));
+        assert_eq!(fit(&[], &ty(&[2])), None);
+        assert_eq!(fit(&[1, 1], &ty(&[])), None);
+        assert_eq!(fit(&[3, 2], &ty(&[2, 3])), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! `milopt verify`.
+
+use std::io::Write;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::progress::Spinner;
+use super::{Failure, Opening};
+use crate::equiv::{self, EquivError, Exactness, Options};
+
+/// Compare two packages on random inputs: exit code 0 equal, 1 not equal, 3 could not compare
+#[derive(Debug, Args)]
+pub(super) struct Verify {
+    /// The first package
+    #[arg(value_name = "A")]
+    a: PathBuf,
+    /// The second package
+    #[arg(value_name = "B")]
+    b: PathBuf,
+    /// Only this function
+    #[arg(long, value_name = "NAME")]
+    function: Option<String>,
+    /// Steps to run; states carry over from one to the next
+    #[arg(long, value_name = "N", default_value_t = Options::default().steps, value_parser = parse_steps)]
+    steps: usize,
+    /// Seed of inputs and initial states
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// Draw an integer input from LO..HI, HI excluded
+    #[arg(long = "range", value_name = "NAME=LO..HI", value_parser = parse_range)]
+    ranges: Vec<(String, Range<i64>)>,
+    /// Ask for equal bits; otherwise sums may be taken in another order
+    #[arg(long)]
+    bitwise: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    opening: Opening,
+}
+
+pub(super) fn parse_steps(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("a number of steps, at least 1, is needed".into()),
+    }
+}
+
+fn parse_range(text: &str) -> Result<(String, Range<i64>), String> {
+    let parse = || {
+        let (name, range) = text.rsplit_once('=')?;
+        let (lo, hi) = range.split_once("..")?;
+        let range = lo.parse().ok()?..hi.parse().ok()?;
+        (!name.is_empty() && !range.is_empty()).then(|| (name.to_owned(), range))
+    };
+    parse().ok_or_else(|| "NAME=LO..HI with LO < HI is needed".into())
+}
+
+impl Verify {
+    pub(super) fn execute(&self, out: &mut dyn Write) -> Result<(), Failure> {
+        let not_compared = |e| Failure::NotCompared(Box::new(e));
+        let a = self.opening.open(&self.a).map_err(not_compared)?;
+        let b = self.opening.open(&self.b).map_err(not_compared)?;
+        let options = Options {
+            steps: self.steps,
+            seed: self.seed,
+            ranges: self.ranges.iter().map(|(n, r)| (n.as_str().into(), r.clone())).collect(),
+            ..Options::default()
+        };
+        let spinner = Spinner::new(format!("comparing over {} steps", self.steps));
+        let report = equiv::check(a.program(), b.program(), self.function.as_deref(), &options);
+        drop(spinner);
+        let report = report.map_err(|e| match e {
+            EquivError::NoInput(_) => Failure::Usage(e.to_string()),
+            e => Failure::NotCompared(Box::new(e)),
+        })?;
+        if self.json {
+            serde_json::to_writer_pretty(&mut *out, &report)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{report}")?;
+        }
+        let wanted = if self.bitwise { Exactness::Bitwise } else { Exactness::Reassociated };
+        if report.satisfies(wanted) { Ok(()) } else { Err(Failure::Different) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges() {
+        assert_eq!(parse_range("pos=-3..12"), Ok(("pos".into(), -3..12)));
+        assert_eq!(parse_range("a=b=0..1"), Ok(("a=b".into(), 0..1)));
+        for bad in ["", "pos", "pos=1", "pos=1..", "pos=2..2", "=0..1", "pos=0..=1"] {
+            assert!(parse_range(bad).is_err(), "{bad}");
+        }
+        assert!(parse_steps("0").is_err());
+    }
+}

@@ -1,0 +1,336 @@
+//! The `milopt` command: what it prints, writes and exits with.
+
+#![cfg(feature = "cli")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use milopt::package::{Package, SaveOptions};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
+
+/// Attention scores over keys that are repeated for the query heads.
+const REPEATED: &str = "program(1.3) [specificationVersion = 9] {
+  func main<CoreML8>(tensor<fp16, [1, 4, 1, 8]> query, tensor<fp16, [1, 2, 6, 8]> keys) {
+    tensor<fp16, [1, 2, 1, 6, 8]> e = expand_dims(x = keys, axes = [2]);
+    tensor<fp16, [1, 2, 2, 6, 8]> t = tile(x = e, reps = [1, 1, 2, 1, 1]);
+    tensor<fp16, [1, 4, 6, 8]> r = reshape(x = t, shape = [1, 4, 6, 8]);
+    tensor<fp16, [1, 4, 1, 6]> scores = matmul(x = query, y = r, transpose_x = false, transpose_y = true);
+  } -> (scores);
+}";
+
+/// Adds its input to a state and returns the state times a scale.
+const COUNTER: &str = "program(1.3) [specificationVersion = 9] {
+  func main<CoreML8>(tensor<fp16, [2]> x, tensor<int32, [1]> n, state<tensor<fp16, [2]>> acc) {
+    tensor<fp16, [2]> old = read_state(input = acc);
+    tensor<fp16, [2]> sum = add(x = old, y = x);
+    write_state(input = acc, data = sum);
+    tensor<fp16, [2]> y = mul(x = sum, y = fp16(2.0));
+    tensor<int32, [1]> m = add(x = n, y = 1);
+  } -> (y, m);
+}";
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        Place(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A package made from text.
+    fn package(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        Package::new(milopt::text::parse(text).unwrap()).save(&path, &SaveOptions::default()).unwrap();
+        path
+    }
+
+    fn milopt(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_milopt")).current_dir(&self.0).args(args).output().unwrap()
+    }
+
+    /// Standard output of a command that must exit with `code`.
+    fn says(&self, code: i32, args: &[&str]) -> String {
+        let output = self.milopt(args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Standard error of a command that must exit with `code`.
+    fn complains(&self, code: i32, args: &[&str]) -> String {
+        let output = self.milopt(args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+}
+
+fn model_bytes(package: &Path) -> Vec<u8> {
+    fs::read(package.join("Data/com.apple.CoreML/model.mlmodel")).unwrap()
+}
+
+/// Writes arrays of little-endian bytes as numpy does, compressed.
+fn write_npz(path: &Path, arrays: &[(&str, &str, &str, Vec<u8>)]) {
+    let mut zip = ZipWriter::new(File::create(path).unwrap());
+    let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
+    for (name, descr, shape, data) in arrays {
+        zip.start_file(format!("{name}.npy"), options).unwrap();
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
+        zip.write_all(b"\x93NUMPY\x01\x00").unwrap();
+        zip.write_all(&(header.len() as u16).to_le_bytes()).unwrap();
+        zip.write_all(header.as_bytes()).unwrap();
+        zip.write_all(data).unwrap();
+    }
+    zip.finish().unwrap();
+}
+
+/// The headers and data of all arrays.
+fn read_npz(path: &Path) -> BTreeMap<String, (String, Vec<u8>)> {
+    let mut zip = ZipArchive::new(File::open(path).unwrap()).unwrap();
+    (0..zip.len())
+        .map(|i| {
+            let mut entry = zip.by_index(i).unwrap();
+            let name = entry.name().unwrap().to_string();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            let end = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+            let header = String::from_utf8(bytes[10..end].to_vec()).unwrap();
+            (name, (header.trim_end().to_owned(), bytes[end..].to_vec()))
+        })
+        .collect()
+}
+
+fn halfs(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect()
+}
+
+fn doubles(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn ints(values: &[i32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    let place = Place::new();
+    place.package("a.mlpackage", REPEATED);
+    for args in [
+        &[][..],
+        &["polish"],
+        &["optimize", "a.mlpackage"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--in-place"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "dce,polish"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--function", "decode"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--verify", "0"],
+        &["verify", "a.mlpackage"],
+        &["verify", "a.mlpackage", "a.mlpackage", "--range", "keys"],
+        &["verify", "a.mlpackage", "a.mlpackage", "--range", "pos=0..4"],
+        &["run", "a.mlpackage", "--inputs", "in.npz"],
+        &["run", "a.mlpackage", "--inputs", "in.npz", "--outputs", "out.npz", "--mode", "fast"],
+        &["print", "a.mlpackage", "--function", "decode"],
+        &["passes", "polish"],
+    ] {
+        let complaint = place.complains(2, args);
+        assert!(complaint.contains("Usage") || complaint.starts_with("error: "), "{args:?}: {complaint}");
+    }
+    assert!(!place.path("b.mlpackage").exists());
+}
+
+#[test]
+fn failures_exit_with_1_and_say_why() {
+    let place = Place::new();
+    fs::create_dir(place.path("empty.mlpackage")).unwrap();
+    for command in [
+        &["inspect", "empty.mlpackage"][..],
+        &["print", "empty.mlpackage"],
+        &["optimize", "empty.mlpackage", "-o", "out.mlpackage"],
+    ] {
+        let complaint = place.complains(1, command);
+        assert_eq!(complaint, "error: empty.mlpackage is not a package: it has no Manifest.json\n");
+    }
+    assert!(place.complains(1, &["inspect", "absent"]).starts_with("error: cannot open absent: "));
+    assert!(place.complains(3, &["verify", "absent", "absent"]).starts_with("error: cannot open absent: "));
+    assert!(!place.path("out.mlpackage").exists());
+}
+
+#[test]
+fn inspect_counts_repeats() {
+    let place = Place::new();
+    place.package("a.mlpackage", REPEATED);
+    let text = place.says(0, &["inspect", "a.mlpackage"]);
+    assert!(text.contains("input   query: tensor<fp16, [1, 4, 1, 8]>"), "{text}");
+    // The copy holds 4 * 6 * 8 halfs; it is written once and read once.
+    assert!(text.contains("repeated heads: 1 copies, 384 B written and 384 B read"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&place.says(0, &["inspect", "a.mlpackage", "--json"])).unwrap();
+    assert_eq!(json["functions"][0]["traffic"]["repeats"]["count"], 1);
+    assert_eq!(json["functions"][0]["kinds"]["tile"], 1);
+    assert_eq!(json["functions"][0]["inputs"][1]["type"], "tensor<fp16, [1, 2, 6, 8]>");
+}
+
+#[test]
+fn optimize_folds_verifies_reports_and_refuses_to_overwrite() {
+    let place = Place::new();
+    let a = place.package("a.mlpackage", REPEATED);
+    let base = ["optimize", "a.mlpackage", "-o", "b.mlpackage", "--verify", "3"];
+    let text = place.says(0, &[&base[..], &["--report", "report.json"]].concat());
+    assert!(text.contains("main: bitwise equal over 3 steps") && text.ends_with("wrote b.mlpackage\n"), "{text}");
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(place.path("report.json")).unwrap()).unwrap();
+    assert_eq!(json["functions"][0]["before"]["kinds"]["tile"], 1);
+    assert_eq!(json["functions"][0]["after"]["kinds"]["tile"], serde_json::Value::Null);
+    assert_eq!((&json["verification"]["verdict"], &json["written"]), (&"bitwise".into(), &"b.mlpackage".into()));
+    assert!(!place.says(0, &["print", "b.mlpackage"]).contains("tile"));
+
+    let before = model_bytes(&place.path("b.mlpackage"));
+    assert_eq!(place.complains(1, &base), "error: b.mlpackage exists already\n");
+    assert_eq!(model_bytes(&place.path("b.mlpackage")), before);
+    place.says(0, &[&base[..], &["--force"]].concat());
+    assert_eq!(model_bytes(&place.path("b.mlpackage")), before, "the same input gives the same bytes");
+
+    let original = model_bytes(&a);
+    place.says(0, &["optimize", "a.mlpackage", "--in-place", "--dry-run"]);
+    assert_eq!(model_bytes(&a), original);
+    place.says(0, &["optimize", "a.mlpackage", "--in-place"]);
+    assert_eq!(model_bytes(&a), before);
+}
+
+#[test]
+fn an_empty_pipeline_writes_the_package_unchanged() {
+    let place = Place::new();
+    let a = place.package("a.mlpackage", COUNTER);
+    place.says(0, &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", ""]);
+    assert_eq!(model_bytes(&a), model_bytes(&place.path("b.mlpackage")));
+}
+
+#[test]
+fn explain_says_what_was_left_alone() {
+    let place = Place::new();
+    // A mask that differs from row to row keeps the scores in head layout.
+    let masked = REPEATED
+        .replace(
+            "tensor<fp16, [1, 2, 6, 8]> keys)",
+            "tensor<fp16, [1, 2, 6, 8]> keys, tensor<fp16, [1, 1, 3, 6]> mask)",
+        )
+        .replace("[1, 4, 1, ", "[1, 4, 3, ")
+        .replace(
+            "  } -> (scores)",
+            "    tensor<fp16, [1, 4, 3, 6]> masked = add(x = scores, y = mask);
+    tensor<fp16, [1, 4, 3, 6]> weights = softmax(x = masked, axis = -1);
+    tensor<fp16, [1, 4, 3, 8]> out = matmul(x = weights, y = r, transpose_x = false, transpose_y = false);
+  } -> (out)",
+        );
+    place.package("a.mlpackage", &masked);
+    let quiet = place.says(0, &["optimize", "a.mlpackage", "--dry-run"]);
+    let text = place.says(0, &["optimize", "a.mlpackage", "--dry-run", "--explain"]);
+    assert!(text.ends_with("nothing was written\n"), "{text}");
+    let reasons: Vec<&str> = text.lines().filter(|l| !quiet.contains(l)).collect();
+    assert!(reasons.iter().any(|r| r.starts_with("main: gqa-fold: ") && r.contains("`mask`")), "{text}");
+}
+
+#[test]
+fn verify_tells_equal_different_and_incomparable_apart() {
+    let place = Place::new();
+    place.package("a.mlpackage", COUNTER);
+    place.package("b.mlpackage", &COUNTER.replace("fp16(2.0)", "fp16(2.002)"));
+    place.package("c.mlpackage", &COUNTER.replace("-> (y, m)", "-> (y)"));
+    let text = place.says(0, &["verify", "a.mlpackage", "a.mlpackage", "--steps", "2", "--bitwise"]);
+    assert!(text.starts_with("main: bitwise equal over 2 steps"), "{text}");
+    place.says(1, &["verify", "a.mlpackage", "b.mlpackage"]);
+    let json = place.says(1, &["verify", "a.mlpackage", "b.mlpackage", "--json", "--range", "n=-2..7"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["verdict"], "different");
+    let complaint = place.complains(3, &["verify", "a.mlpackage", "c.mlpackage"]);
+    assert!(complaint.contains("only the first program has the output `m`"), "{complaint}");
+}
+
+#[test]
+fn run_carries_states_over_steps() {
+    let place = Place::new();
+    place.package("a.mlpackage", COUNTER);
+    write_npz(
+        &place.path("in.npz"),
+        &[
+            ("in_x", "<f8", "(3, 2)", doubles(&[1.0, 2.0, 3.0, 4.0, 5.0, 0.1])),
+            ("n", "<i4", "(3,)", ints(&[7, 8, 9])),
+            ("state_acc", "<f4", "(2,)", [0.5f32, 0.0].iter().flat_map(|v| v.to_le_bytes()).collect()),
+            ("out_y", "<f4", "(1,)", vec![0; 4]),
+        ],
+    );
+    let run = ["run", "a.mlpackage", "--inputs", "in.npz", "--outputs", "out.npz", "--states", "end.npz", "--steps"];
+    let output = place.milopt(&run);
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        (output.status.code(), notes.as_str()),
+        (Some(0), "note: arrays that are not inputs are ignored: out_y\n")
+    );
+    let out = read_npz(&place.path("out.npz"));
+    let header =
+        |descr: &str, shape: &str| format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
+    // 6 + 0.1 is 6.1015625 in fp16, whose spacing there is 2^-8.
+    assert_eq!(out["y.npy"], (header("<f2", "(3, 2)"), halfs(&[3.0, 4.0, 9.0, 12.0, 19.0, 12.203125])));
+    assert_eq!(out["m.npy"], (header("<i4", "(3, 1)"), ints(&[8, 9, 10])), "n is a scalar a step, [1] in the model");
+    assert_eq!(read_npz(&place.path("end.npz"))["state_acc.npy"].1, halfs(&[9.5, 6.1015625]));
+
+    place.says(0, &[&run[..], &["--mode", "exact"]].concat());
+    let (found, data) = &read_npz(&place.path("out.npz"))["y.npy"];
+    assert_eq!(*found, header("<f8", "(3, 2)"));
+    let tenth = f64::from(half::f16::from_f32(0.1));
+    assert_eq!(data[40..], doubles(&[2.0 * (6.0 + tenth)]), "inputs are cast, nothing else is rounded");
+}
+
+#[test]
+fn run_names_what_is_wrong_with_the_arrays() {
+    let place = Place::new();
+    place.package("a.mlpackage", COUNTER);
+    let run = ["run", "a.mlpackage", "--inputs", "in.npz", "--outputs", "out.npz"];
+    let x = ("x", "<f2", "(2,)", halfs(&[1.0, 2.0]));
+    let n = ("n", "<i8", "()", 1i64.to_le_bytes().to_vec());
+    let inputs = |arrays: &[(&str, &str, &str, Vec<u8>)]| write_npz(&place.path("in.npz"), arrays);
+    let steps = [&run[..], &["--steps"]].concat();
+
+    inputs(std::slice::from_ref(&x));
+    assert_eq!(place.complains(1, &run), "error: in.npz has no array for input `n`\n");
+    inputs(&[x.clone(), ("n", "<i4", "(2,)", ints(&[1, 2]))]);
+    assert_eq!(place.complains(1, &run), "error: array `n` of shape [2] does not fit tensor<int32, [1]>\n");
+    inputs(&[("x", "<f2", "(1, 2)", halfs(&[1.0, 2.0])), ("n", "<i4", "(2, 1)", ints(&[1, 2]))]);
+    assert_eq!(place.complains(1, &steps), "error: `x` has 1 steps, `n` has 2\n");
+    inputs(&[("x", "<f2", "(1, 2)", halfs(&[1.0, 2.0])), n.clone()]);
+    assert_eq!(place.complains(1, &steps), "error: array `n` has no axis of steps\n");
+    fs::write(place.path("in.npz"), "garbage").unwrap();
+    assert!(place.complains(1, &run).starts_with("error: in.npz is not an .npz file"));
+    assert!(!place.path("out.npz").exists());
+
+    inputs(&[x, n]);
+    place.says(0, &run);
+    assert_eq!(read_npz(&place.path("out.npz"))["y.npy"].1, halfs(&[2.0, 4.0]));
+}
+
+#[test]
+fn print_re_reads() {
+    let place = Place::new();
+    place.package("a.mlpackage", COUNTER);
+    let full = place.says(0, &["print", "a.mlpackage", "--full"]);
+    let again = milopt::text::parse(&full).unwrap();
+    let options = milopt::text::PrintOptions { full: true, ..Default::default() };
+    assert_eq!(options.program(&again), full);
+    let function = place.says(0, &["print", "a.mlpackage", "--function", "main"]);
+    assert!(function.starts_with("func main<CoreML8>("), "{function}");
+}
+
+#[test]
+fn passes_are_listed() {
+    let place = Place::new();
+    let list = place.says(0, &["passes"]);
+    assert!(
+        list.lines().any(|l| l.starts_with("gqa-fold") && l.contains("bitwise") && l.contains("default")),
+        "{list}"
+    );
+    assert!(place.says(0, &["passes", "gqa-fold"]).starts_with("gqa-fold (bitwise, default)\n"));
+}
