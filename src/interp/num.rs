@@ -9,6 +9,8 @@ use crate::ir::DType;
 pub(crate) trait Element: Clone + Default + PartialEq + 'static {
     /// The elements, if `data` holds this kind.
     fn of(data: &Data) -> Option<&[Self]>;
+    /// The elements, copied only when they are shared.
+    fn into_vec(data: Data) -> Option<Vec<Self>>;
     /// Data that holds `elements`.
     fn data(elements: Vec<Self>) -> Data;
 }
@@ -18,6 +20,9 @@ macro_rules! element {
         impl Element for $ty {
             fn of(data: &Data) -> Option<&[Self]> {
                 match data { Data::$variant(v) => Some(v), _ => None }
+            }
+            fn into_vec(data: Data) -> Option<Vec<Self>> {
+                match data { Data::$variant(v) => Some(Arc::unwrap_or_clone(v)), _ => None }
             }
             fn data(elements: Vec<Self>) -> Data {
                 Data::$variant(Arc::new(elements))

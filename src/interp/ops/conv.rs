@@ -269,14 +269,7 @@ fn flipped<R: Real>(weight: &[R], shape: &[usize], groups: usize) -> Result<(Vec
 #[cfg(test)]
 mod tests {
     use super::super::super::tensor::same_bits;
-    use super::super::super::testing::{Op, assert_close, f32s, noise};
-    use super::*;
-
-    /// ((7i mod 11) − 5) / 4
-    fn ramp(shape: &[usize]) -> Tensor {
-        let n: usize = shape.iter().product();
-        f32s(shape, &(0..n).map(|i| ((i * 7 % 11) as f64 - 5.0) / 4.0).collect::<Vec<_>>())
-    }
+    use super::super::super::testing::{Op, assert_close, noise, ramp};
 
     #[test]
     fn groups_strides_pads_and_dilations() {

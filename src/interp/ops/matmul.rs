@@ -230,14 +230,10 @@ fn expand_mask<R: Real>(mask: &Tensor, shape: &[usize]) -> Result<Vec<R>, Fault>
 #[cfg(test)]
 mod tests {
     use super::super::super::tensor::same_bits;
-    use super::super::super::testing::{Op, assert_close, f32s, i32s, noise};
+    use super::super::super::testing::{Op, assert_close, f16s, f32s, i32s, noise, ramp};
     use super::*;
+    use crate::ir::TensorType;
 
-    /// ((7i mod 11) − 5) / 4
-    fn ramp(shape: &[usize]) -> Tensor {
-        let n: usize = shape.iter().product();
-        f32s(shape, &(0..n).map(|i| ((i * 7 % 11) as f64 - 5.0) / 4.0).collect::<Vec<_>>())
-    }
     fn mul(x: Tensor, y: Tensor, transpose_x: bool, transpose_y: bool) -> Tensor {
         Op::new("matmul")
             .with("x", x)
@@ -282,6 +278,16 @@ mod tests {
         assert_eq!((out.dtype(), out.to_i64s()), (DType::I32, vec![39]));
         let op = Op::new("matmul").with("x", ramp(&[2, 3])).with("y", ramp(&[2, 3]));
         assert!(op.fault().contains("do not multiply"));
+    }
+
+    #[test]
+    fn a_product_of_mixed_types_is_rounded_to_the_declared_one() {
+        let x = f32s(&[1, 1], &[1.0 + 2f64.powi(-12)]);
+        let op = Op::new("matmul").with("x", f16s(&[1, 1], &[1.0])).with("y", x);
+        let of = |dtype| op.clone().declared(TensorType::fixed(dtype, &[1, 1])).one();
+        assert_eq!((of(DType::F32).dtype(), of(DType::F32).to_f64s()), (DType::F32, vec![1.0 + 2f64.powi(-12)]));
+        assert_eq!((of(DType::F16).dtype(), of(DType::F16).to_f64s()), (DType::F16, vec![1.0]));
+        assert!(op.declared(TensorType::fixed(DType::I32, &[1, 1])).fault().contains("int32 is needed"));
     }
 
     #[test]

@@ -115,14 +115,9 @@ pub(super) fn l2_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
 /// Expected values are those of torch in double precision.
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::{Op, assert_close, f32s};
+    use super::super::super::testing::{Op, assert_close, f32s, ramp};
     use super::*;
 
-    /// ((7i mod 11) − 5) / 4
-    fn ramp(shape: &[usize]) -> Tensor {
-        let n: usize = shape.iter().product();
-        f32s(shape, &(0..n).map(|i| ((i * 7 % 11) as f64 - 5.0) / 4.0).collect::<Vec<_>>())
-    }
     fn shifted(n: usize, by: f64) -> Tensor {
         f32s(&[n], &ramp(&[n]).to_f64s().iter().map(|v| v + by).collect::<Vec<_>>())
     }

@@ -2,6 +2,7 @@
 
 use super::super::call::Call;
 use super::super::error::Fault;
+use super::super::num::Element;
 use super::super::tensor::{Tensor, with_element};
 use super::super::view::View;
 use super::views::viewed;
@@ -92,7 +93,7 @@ pub(super) fn slice_by_index(call: &Call<'_>) -> Result<Tensor, Fault> {
 }
 
 pub(super) fn slice_update(call: &Call<'_>) -> Result<Tensor, Fault> {
-    let (x, update) = (call.tensor("x")?, call.tensor("update")?);
+    let (x, update) = (call.take("x")?, call.tensor("update")?);
     let view = selection(call, x.shape())?;
     if update.dtype() != x.dtype() {
         return Err(Fault::dtype("update", update.dtype(), x.dtype()));
@@ -102,9 +103,10 @@ pub(super) fn slice_update(call: &Call<'_>) -> Result<Tensor, Fault> {
         return Err(Fault::Shape(message));
     }
     with_element!(x, T => {
-        let mut out = x.elements::<T>()?.to_vec();
+        let (dtype, shape) = (x.dtype(), x.dims());
+        let mut out = x.into_elements::<T>()?;
         view.write(&mut out, update.elements::<T>()?);
-        Ok(x.like(x.dims(), out))
+        Ok(Tensor::new(dtype, shape, T::data(out)))
     })
 }
 

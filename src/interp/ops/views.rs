@@ -249,7 +249,6 @@ pub(super) fn split(call: &Call<'_>) -> Result<Vec<Tensor>, Fault> {
 #[cfg(test)]
 mod tests {
     use super::super::super::testing::{Op, assert_close, f32s, i32s, iota};
-    use super::*;
 
     fn reshaped_to<const N: usize>(opset: &'static str, x: &[usize], shape: [i64; N]) -> Option<Vec<usize>> {
         let op = Op::new("reshape").opset(opset).with("x", iota(x)).with("shape", shape);
@@ -280,7 +279,7 @@ mod tests {
         let x = iota(&[1, 2, 1, 3]);
         assert_eq!(Op::new("squeeze").with("x", x.clone()).one().shape(), [2, 3]);
         assert_eq!(Op::new("squeeze").with("x", x).with("axes", [-2, 1]).one().shape(), [1, 2, 3]);
-        assert_eq!(Op::new("squeeze").with("x", iota(&[1, 1])).one().shape(), []);
+        assert!(Op::new("squeeze").with("x", iota(&[1, 1])).one().shape().is_empty());
     }
 
     #[test]
