@@ -1,5 +1,7 @@
 //! What a kernel sees of the op it evaluates: parameters by name, whatever form they are bound in.
 
+use std::cell::Cell;
+
 use smallvec::SmallVec;
 
 use super::Mode;
@@ -7,13 +9,14 @@ use super::error::Fault;
 use super::num::{Num, Real, round_f64};
 use super::run::Interpreter;
 use super::tensor::{Tensor, rounded};
-use crate::ir::{DType, OpData, OpId, Operand, ValueType};
+use crate::ir::{DType, OpData, OpId, Operand, ValueId, ValueType};
 
 /// One evaluation of one op.
 pub(crate) struct Call<'a> {
     interp: &'a Interpreter<'a>,
     values: &'a [Option<Tensor>],
     op: &'a OpData,
+    dying: Cell<Option<(ValueId, Tensor)>>,
 }
 
 /// Axes of one tensor.
@@ -21,7 +24,13 @@ pub(crate) type Axes = SmallVec<[usize; 5]>;
 
 impl<'a> Call<'a> {
     pub(super) fn new(interp: &'a Interpreter<'a>, values: &'a [Option<Tensor>], op: OpId) -> Call<'a> {
-        Call { interp, values, op: interp.function().op(op) }
+        Call { interp, values, op: interp.function().op(op), dying: Cell::new(None) }
+    }
+
+    /// With an operand that nothing else reads, no longer among the values.
+    pub(super) fn with_dying(self, operand: Option<(ValueId, Tensor)>) -> Call<'a> {
+        self.dying.set(operand);
+        self
     }
 
     pub fn kind(&self) -> &str {
@@ -83,6 +92,15 @@ impl<'a> Call<'a> {
     /// The tensor bound to a required parameter.
     pub fn tensor(&self, name: &str) -> Result<Tensor, Fault> {
         self.optional(name)?.ok_or_else(|| Fault::Missing(format!("parameter `{name}`")))
+    }
+
+    /// [`Call::tensor`] for the kernel that writes its result over the operand where nothing else holds it. The parameter
+    /// can be read only once.
+    pub fn take(&self, name: &str) -> Result<Tensor, Fault> {
+        match self.dying.take() {
+            Some((v, t)) if self.op.value(name) == Some(v) => Ok(t),
+            _ => self.tensor(name),
+        }
     }
 
     fn operand(&self, operand: &Operand) -> Result<Tensor, Fault> {

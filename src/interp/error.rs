@@ -88,7 +88,13 @@ pub enum Fault {
     Endless(usize),
     /// A constant could not be read.
     #[error(transparent)]
-    Literal(#[from] LiteralError),
+    Literal(Box<LiteralError>),
+}
+
+impl From<LiteralError> for Fault {
+    fn from(error: LiteralError) -> Fault {
+        Fault::Literal(Box::new(error))
+    }
 }
 
 impl Fault {

@@ -79,7 +79,7 @@ pub(crate) fn min<T: Num>(x: &[T]) -> Option<T> {
 /// exp(x − max) / Σ exp(x − max), in place.
 pub(crate) fn softmax<R: Real>(row: &mut [R]) {
     let Some(max) = max(row) else { return };
-    row.iter_mut().for_each(|x| *x = x.minus(max).exp());
+    row.iter_mut().for_each(|x| *x = x.minus(max).libm_exp());
     let total = sum(row, |x| x);
     row.iter_mut().for_each(|x| *x = x.over(total));
 }

@@ -9,6 +9,8 @@ use crate::ir::DType;
 pub(crate) trait Element: Clone + Default + PartialEq + 'static {
     /// The elements, if `data` holds this kind.
     fn of(data: &Data) -> Option<&[Self]>;
+    /// The elements, copied only when they are shared.
+    fn into_vec(data: Data) -> Option<Vec<Self>>;
     /// Data that holds `elements`.
     fn data(elements: Vec<Self>) -> Data;
 }
@@ -18,6 +20,9 @@ macro_rules! element {
         impl Element for $ty {
             fn of(data: &Data) -> Option<&[Self]> {
                 match data { Data::$variant(v) => Some(v), _ => None }
+            }
+            fn into_vec(data: Data) -> Option<Vec<Self>> {
+                match data { Data::$variant(v) => Some(Arc::unwrap_or_clone(v)), _ => None }
             }
             fn data(elements: Vec<Self>) -> Data {
                 Data::$variant(Arc::new(elements))
@@ -104,29 +109,30 @@ impl Num for i64 {
     }
 }
 
-/// Floats. Transcendental functions come from `libm`, so that they depend on the value alone.
+/// Floats. Transcendental functions come from `libm`, so that they depend on the value alone; their names keep them apart
+/// from the methods of `f32` and `f64`, which may differ from machine to machine.
 pub(crate) trait Real: Num {
     const INFINITY: Self;
     fn over(self, other: Self) -> Self;
-    fn sqrt(self) -> Self;
-    fn exp(self) -> Self;
-    fn exp2(self) -> Self;
-    fn ln(self) -> Self;
-    fn sin(self) -> Self;
-    fn cos(self) -> Self;
-    fn tan(self) -> Self;
-    fn asin(self) -> Self;
-    fn acos(self) -> Self;
-    fn atan(self) -> Self;
-    fn sinh(self) -> Self;
-    fn cosh(self) -> Self;
-    fn tanh(self) -> Self;
-    fn atanh(self) -> Self;
-    fn erf(self) -> Self;
-    fn floor(self) -> Self;
-    fn ceil(self) -> Self;
+    fn libm_sqrt(self) -> Self;
+    fn libm_exp(self) -> Self;
+    fn libm_exp2(self) -> Self;
+    fn libm_ln(self) -> Self;
+    fn libm_sin(self) -> Self;
+    fn libm_cos(self) -> Self;
+    fn libm_tan(self) -> Self;
+    fn libm_asin(self) -> Self;
+    fn libm_acos(self) -> Self;
+    fn libm_atan(self) -> Self;
+    fn libm_sinh(self) -> Self;
+    fn libm_cosh(self) -> Self;
+    fn libm_tanh(self) -> Self;
+    fn libm_atanh(self) -> Self;
+    fn libm_erf(self) -> Self;
+    fn libm_floor(self) -> Self;
+    fn libm_ceil(self) -> Self;
     /// Half to even.
-    fn round(self) -> Self;
+    fn libm_round(self) -> Self;
     fn of_f32(x: f32) -> Self;
     /// Rounds every element to `dtype` and stores it as storage mode does.
     fn narrowed(elements: Vec<Self>, dtype: DType) -> Data;
@@ -150,8 +156,8 @@ macro_rules! real {
                 if $ty::is_nan(self) || self < other || (self == other && self.is_sign_negative()) { self } else { other }
             }
             fn divided(self, other: $ty) -> Option<$ty> { Some(self / other) }
-            fn floor_divided(self, other: $ty) -> Option<$ty> { Some((self / other).floor()) }
-            fn modulo(self, other: $ty) -> Option<$ty> { Some(self - (self / other).floor() * other) }
+            fn floor_divided(self, other: $ty) -> Option<$ty> { Some((self / other).libm_floor()) }
+            fn modulo(self, other: $ty) -> Option<$ty> { Some(self - (self / other).libm_floor() * other) }
             fn power(self, other: $ty) -> $ty { pow::$ty(self, other) }
             fn is_nan(self) -> bool { $ty::is_nan(self) }
             fn to_f64(self) -> f64 { f64::from(self) }
@@ -169,14 +175,14 @@ macro_rules! real {
     };
 }
 
-real!(f32; sqrt = libm::sqrtf, exp = libm::expf, exp2 = libm::exp2f, ln = libm::logf, sin = libm::sinf, cos = libm::cosf,
-    tan = libm::tanf, asin = libm::asinf, acos = libm::acosf, atan = libm::atanf, sinh = libm::sinhf, cosh = libm::coshf,
-    tanh = libm::tanhf, atanh = libm::atanhf, erf = libm::erff, floor = libm::floorf, ceil = libm::ceilf,
-    round = libm::rintf);
-real!(f64; sqrt = libm::sqrt, exp = libm::exp, exp2 = libm::exp2, ln = libm::log, sin = libm::sin, cos = libm::cos,
-    tan = libm::tan, asin = libm::asin, acos = libm::acos, atan = libm::atan, sinh = libm::sinh, cosh = libm::cosh,
-    tanh = libm::tanh, atanh = libm::atanh, erf = libm::erf, floor = libm::floor, ceil = libm::ceil,
-    round = libm::rint);
+real!(f32; libm_sqrt = libm::sqrtf, libm_exp = libm::expf, libm_exp2 = libm::exp2f, libm_ln = libm::logf, libm_sin = libm::sinf, libm_cos = libm::cosf,
+    libm_tan = libm::tanf, libm_asin = libm::asinf, libm_acos = libm::acosf, libm_atan = libm::atanf, libm_sinh = libm::sinhf, libm_cosh = libm::coshf,
+    libm_tanh = libm::tanhf, libm_atanh = libm::atanhf, libm_erf = libm::erff, libm_floor = libm::floorf, libm_ceil = libm::ceilf,
+    libm_round = libm::rintf);
+real!(f64; libm_sqrt = libm::sqrt, libm_exp = libm::exp, libm_exp2 = libm::exp2, libm_ln = libm::log, libm_sin = libm::sin, libm_cos = libm::cos,
+    libm_tan = libm::tan, libm_asin = libm::asin, libm_acos = libm::acos, libm_atan = libm::atan, libm_sinh = libm::sinh, libm_cosh = libm::cosh,
+    libm_tanh = libm::tanh, libm_atanh = libm::atanh, libm_erf = libm::erf, libm_floor = libm::floor, libm_ceil = libm::ceil,
+    libm_round = libm::rint);
 
 mod pow {
     pub(super) fn f32(x: f32, y: f32) -> f32 {

@@ -32,6 +32,15 @@ struct Step {
     op: OpId,
     action: Action,
     drops: Vec<ValueId>,
+    reuse: Option<Reuse>,
+}
+
+/// An operand that may be overwritten with the result, because nothing else reads it.
+#[derive(Clone, Copy, Debug)]
+struct Reuse {
+    x: ValueId,
+    /// A state that the result is written to before anything else accesses it. If `x` is its content, it may go too.
+    state: Option<ValueId>,
 }
 
 #[derive(Debug)]
@@ -53,6 +62,17 @@ struct Frame<'r> {
     values: Vec<Option<Tensor>>,
     states: HashMap<ValueId, Tensor>,
     observe: &'r mut dyn FnMut(ValueId, &Tensor),
+}
+
+impl Frame<'_> {
+    /// Takes a value out, and with it the state that shares its elements.
+    fn take(&mut self, Reuse { x, state }: Reuse) -> Option<(ValueId, Tensor)> {
+        let taken = self.values[x.index()].take()?;
+        if let Some(state) = state.filter(|s| self.states.get(s).is_some_and(|content| content.shares(&taken))) {
+            self.states.remove(&state);
+        }
+        Some((x, taken))
+    }
 }
 
 impl<'f> Interpreter<'f> {
@@ -154,19 +174,23 @@ impl<'f> Interpreter<'f> {
             _ => None,
         }
         .unwrap_or_else(|| given.clone());
-        let fits = given.rank() == ty.rank()
-            && given.shape().iter().zip(&ty.shape).all(|(&n, dim)| match (dim.as_known(), dim.symbols()) {
+        if !self.fits(&given, ty) {
+            return Err(Fault::Shape(format!("shape {:?} does not fit {ty}", given.shape())));
+        }
+        Ok(self.mode.admit(&given))
+    }
+
+    /// Whether the shape is one of the type's, unknown sizes within their bounds.
+    fn fits(&self, t: &Tensor, ty: &TensorType) -> bool {
+        t.rank() == ty.rank()
+            && t.shape().iter().zip(&ty.shape).all(|(&n, dim)| match (dim.as_known(), dim.symbols()) {
                 (Some(known), _) => known == n as u64,
                 (None, [s]) if dim.coef() == 1 => {
                     let range = self.f.symbol_range(*s);
                     range.lo <= n as u64 && range.hi.is_none_or(|hi| n as u64 <= hi)
                 }
                 _ => true,
-            });
-        if !fits {
-            return Err(Fault::Shape(format!("shape {:?} does not fit {ty}", given.shape())));
-        }
-        Ok(self.mode.admit(&given))
+            })
     }
 
     fn run_block(&self, block: BlockId, frame: &mut Frame<'_>) -> Result<(), InterpError> {
@@ -186,13 +210,16 @@ impl<'f> Interpreter<'f> {
         let results = match &step.action {
             Action::Skip => return Ok(()),
             Action::Opaque => return Err(located(Fault::NotInterpreted)),
-            Action::Compute(kernel) => self.compute(kernel, op, frame).map_err(located)?,
+            Action::Compute(kernel) => {
+                let dying = step.reuse.and_then(|reuse| frame.take(reuse));
+                self.compute(kernel, self.call(op, frame).with_dying(dying)).map_err(located)?
+            }
             Action::Fold(kernel) => {
                 let known = self.folded.lock().unwrap_or_else(PoisonError::into_inner).get(&op).cloned();
                 let results = match known {
                     Some(results) => results,
                     None => {
-                        let results = self.compute(kernel, op, frame).map_err(located)?;
+                        let results = self.compute(kernel, self.call(op, frame)).map_err(located)?;
                         self.folded.lock().unwrap_or_else(PoisonError::into_inner).insert(op, results.clone());
                         results
                     }
@@ -202,15 +229,18 @@ impl<'f> Interpreter<'f> {
                 }
                 return Ok(());
             }
-            Action::ReadState => vec![self.state(op, frame).map_err(located)?.clone()],
+            Action::ReadState => {
+                let content = self.state(op).ok().and_then(|(v, _)| frame.states.get(&v)).cloned();
+                vec![content.ok_or_else(|| located(Fault::Missing("a state to read".into())))?]
+            }
             Action::WriteState => {
+                let (state, ty) = self.state(op).map_err(located)?;
                 let new = self.call(op, frame).tensor("data").map_err(located)?;
-                let old = self.state(op, frame).map_err(located)?;
-                if new.dtype() != old.dtype() || new.shape() != old.shape() {
-                    let message = format!("data {}{:?} is not of the state's type", new.dtype(), new.shape());
+                if new.dtype() != ty.dtype || !self.fits(&new, ty) {
+                    let message = format!("data {}{:?} is not of the state's type {ty}", new.dtype(), new.shape());
                     return Err(located(Fault::Shape(message)));
                 }
-                *old = new;
+                frame.states.insert(state, new);
                 return Ok(());
             }
             Action::Cond => {
@@ -268,8 +298,7 @@ impl<'f> Interpreter<'f> {
         self.f.block(block).outputs().iter().map(|&v| self.lookup(&frame.values, v)).collect()
     }
 
-    fn compute(&self, kernel: &Kernel, op: OpId, frame: &Frame<'_>) -> Result<Vec<Tensor>, Fault> {
-        let call = self.call(op, frame);
+    fn compute(&self, kernel: &Kernel, call: Call<'_>) -> Result<Vec<Tensor>, Fault> {
         match kernel {
             Kernel::One(kernel) => kernel(&call).map(|t| vec![t]),
             Kernel::Many(kernel) => kernel(&call),
@@ -292,12 +321,10 @@ impl<'f> Interpreter<'f> {
         }
     }
 
-    fn state<'a>(&self, op: OpId, frame: &'a mut Frame<'_>) -> Result<&'a mut Tensor, Fault> {
-        self.f
-            .op(op)
-            .value("input")
-            .and_then(|v| frame.states.get_mut(&v))
-            .ok_or_else(|| Fault::Missing("a state to access".into()))
+    /// The state that an op accesses, and its wrapped type.
+    fn state(&self, op: OpId) -> Result<(ValueId, &'f TensorType), Fault> {
+        let state = self.f.op(op).value("input").and_then(|v| Some((v, self.f.ty(v).as_state()?)));
+        state.ok_or_else(|| Fault::Missing("a state to access".into()))
     }
 
     fn call<'a>(&'a self, op: OpId, frame: &'a Frame<'_>) -> Call<'a> {
@@ -349,7 +376,7 @@ impl<'f> Interpreter<'f> {
                     self.plan(inner, depth + 1, constant)?;
                 }
             }
-            steps.push(Step { op, action, drops: Vec::new() });
+            steps.push(Step { op, action, drops: Vec::new(), reuse: None });
         }
         let inputs = if depth == 0 { self.f.inputs() } else { self.f.block(block).inputs() };
         let results = ops.iter().flat_map(|&op| self.f.op(op).results());
@@ -358,8 +385,31 @@ impl<'f> Interpreter<'f> {
                 steps[last].drops.push(v);
             }
         }
+        for i in 0..steps.len() {
+            steps[i].reuse = self.reuse(&steps, i);
+        }
         self.blocks.insert(block, steps);
         Ok(())
+    }
+
+    /// What a `slice_update` may overwrite: its x, if that is not read again.
+    fn reuse(&self, steps: &[Step], at: usize) -> Option<Reuse> {
+        let data = self.f.op(steps[at].op);
+        if data.kind() != "slice_update" {
+            return None;
+        }
+        let x = data.value("x").filter(|x| steps[at].drops.contains(x) && data.value("update") != Some(*x))?;
+        let result = data.results().first().copied();
+        let state = steps[at + 1..].iter().find_map(|step| {
+            let next = self.f.op(step.op);
+            let writes = next.kind() == "write_state" && next.value("data") == result && result.is_some();
+            (writes || !next.blocks().is_empty()).then(|| if writes { next.value("input") } else { None })
+        });
+        let state = state.flatten().filter(|s| {
+            let access = steps[at + 1..].iter().map(|step| self.f.op(step.op)).find(|op| op.value("input") == Some(*s));
+            access.is_some_and(|op| op.kind() == "write_state" && op.value("data") == result)
+        });
+        Some(Reuse { x, state })
     }
 
     fn action(&self, op: OpId, constant: &mut [bool]) -> Action {
@@ -452,6 +502,36 @@ mod tests {
         }
         assert_eq!(states["s"].to_f64s(), [3.0, 30.0]);
         assert_eq!(seen[..4], ["old", "new", "read", "y"]);
+    }
+
+    /// Two updates of one state in a row, the value read between them used again after the second when `again`.
+    #[test]
+    fn updates_in_place_are_not_seen_by_earlier_reads() {
+        for again in [false, true] {
+            let mut net = Net::new();
+            let x = net.input("x", DType::F16, &[1]);
+            let s = net.state("s", DType::F16, &[3]);
+            let end = net.end();
+            let mut reads = vec![net.op(end, "read_state", &[("input", &v(s))], &["r0"])[0]];
+            for i in 0..2i64 {
+                let (begin, stop) = (net.literal(Literal::ints(&[i])), net.literal(Literal::ints(&[i + 1])));
+                let operands: [(&str, &[Operand]); 4] =
+                    [("x", &v(reads[i as usize])), ("update", &v(x)), ("begin", &[begin]), ("end", &[stop])];
+                let new = net.op(end, "slice_update", &operands, &["new"])[0];
+                net.op(end, "write_state", &[("input", &v(s)), ("data", &v(new))], &[]);
+                reads.push(net.op(end, "read_state", &[("input", &v(s))], &["read"])[0]);
+            }
+            let y = net.op(end, "identity", &[("x", &v(reads[if again { 1 } else { 2 }]))], &["y"])[0];
+            let body = net.f.body();
+            net.f.add_output(body, y);
+            let interp = Interpreter::new(&net.f, Mode::Storage).unwrap();
+            let start = f16s(&[3], &[7.0, 8.0, 9.0]);
+            let mut states = values([("s", start.clone())]);
+            let out = interp.run(&values([("x", f16s(&[1], &[1.0]))]), &mut states).unwrap();
+            assert_eq!(out["y"].to_f64s(), [1.0, if again { 8.0 } else { 1.0 }, 9.0]);
+            assert_eq!(states["s"].to_f64s(), [1.0, 1.0, 9.0]);
+            assert_eq!(start.to_f64s(), [7.0, 8.0, 9.0]);
+        }
     }
 
     #[test]
@@ -576,7 +656,7 @@ mod tests {
         let x = net.input("x", DType::F16, &[]);
         let end = net.end();
         let big = net.literal(Literal::floats(DType::F16, &[], &[2048.0]));
-        let a = net.op(end, "add", &[("x", &v(x)), ("y", &[big.clone()])], &["a"])[0];
+        let a = net.op(end, "add", &[("x", &v(x)), ("y", std::slice::from_ref(&big))], &["a"])[0];
         let b = net.op(end, "sub", &[("x", &v(a)), ("y", &[big])], &["b"])[0];
         let body = net.f.body();
         net.f.add_output(body, b);

@@ -47,27 +47,18 @@ pub struct Tensor {
 /// Runs the body with `$T` standing for the type of the tensor's elements.
 macro_rules! with_element {
     ($tensor:expr, $T:ident => $body:expr) => {
+        with_element!(@arms $tensor, $T => $body, F32: f32, F64: f64, Int: i64, Bool: bool, Text: std::sync::Arc<str>)
+    };
+    (@arms $tensor:expr, $T:ident => $body:expr, $($variant:ident: $ty:ty),*) => {
         match $tensor.data() {
-            $crate::interp::tensor::Data::F32(_) => {
-                type $T = f32;
-                $body
-            }
-            $crate::interp::tensor::Data::F64(_) => {
-                type $T = f64;
-                $body
-            }
-            $crate::interp::tensor::Data::Int(_) => {
-                type $T = i64;
-                $body
-            }
-            $crate::interp::tensor::Data::Bool(_) => {
-                type $T = bool;
-                $body
-            }
-            $crate::interp::tensor::Data::Text(_) => {
-                type $T = std::sync::Arc<str>;
-                $body
-            }
+            $(
+                // The body is written for every element type, most of which are `Copy`.
+                #[allow(clippy::clone_on_copy)]
+                $crate::interp::tensor::Data::$variant(_) => {
+                    type $T = $ty;
+                    $body
+                }
+            )*
         }
     };
 }
@@ -118,15 +109,16 @@ impl Tensor {
     /// The tensor that a constant of tensor type holds.
     ///
     /// # Errors
-    /// [`LiteralError`] when it is no tensor of known shape, its size does not fit its type, or it cannot be read.
-    pub fn from_literal(literal: &Literal, weights: &dyn Weights) -> Result<Tensor, LiteralError> {
-        let kind = || LiteralError::Kind { ty: literal.ty.clone(), wanted: "a tensor that can be evaluated" };
+    /// [`Fault::Literal`] when it is no tensor of known shape, its size does not fit its type, or it cannot be read;
+    /// [`Fault::TooLarge`].
+    pub fn from_literal(literal: &Literal, weights: &dyn Weights) -> Result<Tensor, Fault> {
+        let kind = || Fault::from(LiteralError::Kind { ty: literal.ty.clone(), wanted: "a tensor of known shape" });
         let ty = literal.ty.as_tensor().ok_or_else(kind)?;
         let shape: Dims = ty
             .known_shape()
             .and_then(|s| s.iter().map(|&n| usize::try_from(n).ok()).collect::<Option<_>>())
             .ok_or_else(kind)?;
-        let n = volume(&shape).map_err(|_| kind())?;
+        let n = volume(&shape)?;
         if let LiteralData::Strings(strings) = &literal.data {
             let data = Data::Text(Arc::new(strings.to_vec()));
             return (strings.len() == n).then_some(Tensor { dtype: ty.dtype, shape, data }).ok_or_else(kind);
@@ -282,6 +274,22 @@ impl Tensor {
     /// The elements, which must be stored as `T`.
     pub(crate) fn elements<T: Element>(&self) -> Result<&[T], Fault> {
         T::of(&self.data).ok_or_else(|| Fault::dtype("an operand", self.dtype, "another element type"))
+    }
+
+    /// The elements, copied only when another tensor shares them.
+    pub(crate) fn into_elements<T: Element>(self) -> Result<Vec<T>, Fault> {
+        T::into_vec(self.data).ok_or_else(|| Fault::dtype("an operand", self.dtype, "another element type"))
+    }
+
+    /// Whether two tensors hold the very same elements in memory.
+    pub(crate) fn shares(&self, other: &Tensor) -> bool {
+        match (&self.data, &other.data) {
+            (Data::F32(a), Data::F32(b)) => Arc::ptr_eq(a, b),
+            (Data::F64(a), Data::F64(b)) => Arc::ptr_eq(a, b),
+            (Data::Int(a), Data::Int(b)) => Arc::ptr_eq(a, b),
+            (Data::Bool(a), Data::Bool(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
     }
 
     /// The elements of a float tensor as `R`.

@@ -127,7 +127,6 @@ impl Op {
     }
 }
 
-/// fp32 by default in tests: exact small numbers.
 pub(crate) fn f32s(shape: &[usize], values: &[f64]) -> Tensor {
     Tensor::floats(DType::F32, shape, values)
 }
@@ -141,6 +140,11 @@ pub(crate) fn i32s(shape: &[usize], values: &[i64]) -> Tensor {
 pub(crate) fn iota(shape: &[usize]) -> Tensor {
     let n: usize = shape.iter().product();
     f32s(shape, &(0..n).map(|i| i as f64).collect::<Vec<_>>())
+}
+/// ((7i mod 11) − 5) / 4
+pub(crate) fn ramp(shape: &[usize]) -> Tensor {
+    let n: usize = shape.iter().product();
+    f32s(shape, &(0..n).map(|i| ((i * 7 % 11) as f64 - 5.0) / 4.0).collect::<Vec<_>>())
 }
 /// Reproducible numbers of mixed magnitude, whose sums depend on their order.
 pub(crate) fn noise(shape: &[usize], seed: u64) -> Tensor {

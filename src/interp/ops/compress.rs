@@ -85,7 +85,7 @@ pub(super) fn quantize(call: &Call<'_>) -> Result<Tensor, Fault> {
         let scales = along::<R>(&scale, at, x.shape())?;
         let zeros = zero.map(|z| along::<R>(&z, at, x.shape())).transpose()?;
         let levels = x.reals::<R>()?.iter().zip(&scales).enumerate().map(|(i, (&v, &s))| {
-            let level = v.over(s).round().plus(zeros.as_ref().map_or(R::ZERO, |z| z[i]));
+            let level = v.over(s).libm_round().plus(zeros.as_ref().map_or(R::ZERO, |z| z[i]));
             (level.to_f64() as i64).clamp(low, high)
         }).collect();
         Ok(call.result(dtype, x.shape(), levels))
@@ -261,4 +261,119 @@ pub(super) fn constexpr_cast(call: &Call<'_>) -> Result<Tensor, Fault> {
     let x = call.tensor("source_val")?;
     let dtype = call.dtype_or("output_dtype", DType::F32)?;
     x.cast_in(dtype, call.mode()).ok_or_else(|| Fault::dtype("source_val", x.dtype(), "a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Op, assert_close, f16s, f32s, i32s};
+    use super::*;
+
+    fn ints(dtype: DType, shape: &[usize], values: &[i64]) -> Tensor {
+        Tensor::ints(dtype, shape, values)
+    }
+
+    /// The worked example of coremltools' documentation: groups on both axes.
+    #[test]
+    fn palettes_are_chosen_by_group() {
+        let indices = ints(DType::U2, &[6, 2], &[2, 3, 3, 0, 1, 0, 3, 0, 2, 1, 0, 3]);
+        let lut = f32s(&[2, 1, 4, 1], &[1.0, 5.0, 9.0, 13.0, 2.0, 10.0, 18.0, 26.0]);
+        let out = Op::new("constexpr_lut_to_dense").with("indices", indices).with("lut", lut).one();
+        let want = [9.0, 13.0, 13.0, 1.0, 5.0, 1.0, 26.0, 2.0, 18.0, 10.0, 2.0, 26.0];
+        assert_close(&out, &[6, 2], &want, 0.0);
+    }
+
+    #[test]
+    fn palette_entries_may_be_vectors() {
+        let op = Op::new("constexpr_lut_to_dense").with("indices", ints(DType::U1, &[2, 2], &[0, 1, 1, 0]));
+        let op = op.with("lut", f16s(&[1, 1, 2, 2], &[1.0, 2.0, 3.0, 4.0]));
+        let out = op.clone().with("vector_axis", 0).one();
+        assert_close(&out, &[4, 2], &[1.0, 3.0, 2.0, 4.0, 3.0, 1.0, 4.0, 2.0], 0.0);
+        assert_close(&op.with("vector_axis", -1).one(), &[2, 4], &[1.0, 2.0, 3.0, 4.0, 3.0, 4.0, 1.0, 2.0], 0.0);
+    }
+
+    #[test]
+    fn the_older_forms_hold_bit_streams_in_attributes() {
+        let op = Op::new("constexpr_lut_to_dense")
+            .opset("CoreML6")
+            .attribute("indices", ints(DType::U8, &[2], &[0xe4, 0x03]));
+        let op =
+            op.attribute("lut", f16s(&[4], &[0.5, 1.5, 2.5, 3.5])).attribute("shape", ints(DType::U32, &[1], &[5]));
+        assert_close(&op.one(), &[5], &[0.5, 1.5, 2.5, 3.5, 3.5], 0.0);
+        let op =
+            Op::new("constexpr_sparse_to_dense").opset("CoreML6").attribute("mask", ints(DType::U8, &[1], &[0b1010]));
+        let op =
+            op.attribute("nonzero_data", f16s(&[2], &[7.0, 8.0])).attribute("shape", ints(DType::U32, &[2], &[2, 2]));
+        assert_close(&op.one(), &[2, 2], &[0.0, 7.0, 0.0, 8.0], 0.0);
+    }
+
+    #[test]
+    fn affine_weights_have_scalars_or_one_entry_a_channel() {
+        let op = || {
+            let q = ints(DType::U8, &[2, 2], &[1, 2, 3, 255]);
+            Op::new("constexpr_affine_dequantize").opset("CoreML6").attribute("quantized_data", q).attribute("axis", 0)
+        };
+        let scalar = op().attribute("zero_point", ints(DType::U8, &[], &[1])).attribute("scale", f32s(&[], &[0.5]));
+        assert_close(&scalar.one(), &[2, 2], &[0.0, 0.5, 1.0, 127.0], 0.0);
+        let vector =
+            op().attribute("zero_point", ints(DType::U8, &[], &[1])).attribute("scale", f16s(&[2], &[1.0, 2.0]));
+        let out = vector.one();
+        assert_eq!(out.dtype(), DType::F16);
+        assert_close(&out, &[2, 2], &[0.0, 1.0, 4.0, 508.0], 0.0);
+    }
+
+    /// coremltools: [1,2,3,4], scale [.5,2], offset [1,0] → [0,.5,6,8].
+    #[test]
+    fn blocks_have_their_own_scale_and_offset() {
+        let op = Op::new("constexpr_blockwise_shift_scale").with("data", ints(DType::I4, &[4], &[1, 2, 3, 4]));
+        let op = op.with("scale", f32s(&[2], &[0.5, 2.0]));
+        assert_close(
+            &op.clone().with("offset", ints(DType::I4, &[2], &[1, 0])).one(),
+            &[4],
+            &[0.0, 0.5, 6.0, 8.0],
+            0.0,
+        );
+        assert_close(&op.one(), &[4], &[0.5, 1.0, 6.0, 8.0], 0.0);
+    }
+
+    #[test]
+    fn sparse_forms_keep_their_mask() {
+        let mask = ints(DType::U1, &[2, 2], &[1, 0, 1, 1]);
+        let op = Op::new("constexpr_sparse_to_dense").with("nonzero_data", f32s(&[3], &[1.0, 2.0, 3.0]));
+        assert_close(&op.with("mask", mask.clone()).one(), &[2, 2], &[1.0, 0.0, 2.0, 3.0], 0.0);
+
+        let op =
+            Op::new("constexpr_lut_to_sparse").with("indices_mask", mask.clone()).results(2).with("vector_axis", 1);
+        let op = op.with("indices_nonzero_data", ints(DType::U1, &[3], &[0, 1, 0]));
+        let out = op.with("lut", f32s(&[1, 1, 2, 2], &[1.0, 2.0, 3.0, 4.0])).all();
+        assert_eq!((out[0].shape(), out[0].to_i64s()), (&[2, 4][..], vec![1, 1, 0, 0, 1, 1, 1, 1]));
+        assert_close(&out[1], &[6], &[1.0, 2.0, 3.0, 4.0, 1.0, 2.0], 0.0);
+
+        let op = Op::new("constexpr_sparse_blockwise_shift_scale").with("data_mask", mask.clone()).results(2);
+        let op =
+            op.with("nonzero_data", ints(DType::I8, &[3], &[10, 20, 30])).with("scale", f32s(&[2, 1], &[1.0, 0.5]));
+        let out = op.with("offset", ints(DType::I8, &[2, 1], &[0, 10])).all();
+        assert_eq!(out[0].to_i64s(), mask.to_i64s());
+        assert_close(&out[1], &[3], &[10.0, 5.0, 10.0], 0.0);
+
+        let op = Op::new("constexpr_sparse_to_dense").with("nonzero_data", f32s(&[1], &[1.0])).with("mask", mask);
+        assert!(op.fault().contains("bits set"));
+    }
+
+    /// coremltools: 0.5, 1.5, −300 with scale 1 and zero point 1 → 1, 3, −128.
+    #[test]
+    fn activations_are_quantized_half_to_even() {
+        let op = Op::new("quantize").with("input", f32s(&[3], &[0.5, 1.5, -300.0])).with("scale", 1.0);
+        let out = op.with("zero_point", ints(DType::I8, &[], &[1])).with("output_dtype", "int8").one();
+        assert_eq!((out.dtype(), out.to_i64s()), (DType::I8, vec![1, 3, -128]));
+        let op = Op::new("dequantize").with("input", out.reshaped(&[1, 3]).unwrap()).with("axis", 1);
+        assert_close(&op.with("scale", f32s(&[3], &[1.0, 2.0, 0.5])).one(), &[1, 3], &[1.0, 6.0, -64.0], 0.0);
+    }
+
+    #[test]
+    fn cast_of_weights() {
+        let out = Op::new("constexpr_cast").with("source_val", f16s(&[1], &[0.1])).with("output_dtype", "fp32").one();
+        assert_eq!((out.dtype(), out.to_f64s()), (DType::F32, vec![0.0999755859375]));
+        let out = Op::new("constexpr_cast").with("source_val", i32s(&[1], &[1])).with("output_dtype", "fp8");
+        assert!(out.fault().contains("unknown element type"));
+    }
 }

@@ -264,3 +264,60 @@ fn flipped<R: Real>(weight: &[R], shape: &[usize], groups: usize) -> Result<(Vec
     out_shape.extend_from_slice(&shape[2..]);
     Ok((view.read(weight)?, out_shape))
 }
+
+/// Expected values are those of torch in double precision.
+#[cfg(test)]
+mod tests {
+    use super::super::super::tensor::same_bits;
+    use super::super::super::testing::{Op, assert_close, noise, ramp};
+
+    #[test]
+    fn groups_strides_pads_and_dilations() {
+        let op =
+            Op::new("conv").with("x", ramp(&[1, 4, 5, 4])).with("weight", ramp(&[6, 2, 3, 2])).with("bias", ramp(&[6]));
+        let op =
+            op.with("strides", [2, 1]).with("pad_type", "custom").with("pad", [1, 1, 0, 0]).with("dilations", [1, 2]);
+        let want = [
+            -3.8125, 1.125, -4.5, 0.1875, -2.9375, -3.0, 1.25, -0.25, 1.0, 3.25, -0.1875, 1.5625, 0.8125, -1.625,
+            2.375, -2.625, 1.875, 0.625, 1.5, -0.5, 0.5, 2.6875, 2.375, 3.625, 1.375, 0.5, 3.375, -2.375, 1.3125,
+            -0.4375, -0.8125, -2.625, -2.0, -0.5625, -2.5, -2.4375,
+        ];
+        assert_close(&op.with("groups", 2).one(), &[1, 6, 3, 2], &want, 0.0);
+    }
+
+    #[test]
+    fn one_axis_and_same_padding() {
+        let op = Op::new("conv").with("x", ramp(&[1, 2, 7])).with("weight", ramp(&[3, 2, 3]));
+        let want = [
+            1.25, -2.375, 2.9375, -2.0625, -2.25, -1.4375, -1.375, 1.4375, 1.5, -1.1875, 0.0, 1.0, -1.4375, 0.9375,
+            0.5625,
+        ];
+        assert_close(&op.one(), &[1, 3, 5], &want, 0.0);
+        let op = Op::new("conv").with("x", ramp(&[1, 2, 7])).with("weight", ramp(&[1, 2, 4])).with("strides", [2]);
+        assert_close(&op.with("pad_type", "same").one(), &[1, 1, 4], &[-2.5, -2.25, 1.5625, 1.9375], 0.0);
+        let op = Op::new("conv").with("x", ramp(&[1, 2, 2])).with("weight", ramp(&[1, 2, 3]));
+        assert!(op.fault().contains("does not fit"));
+    }
+
+    #[test]
+    fn a_convolution_of_points_is_a_linear_layer_to_the_bit() {
+        let (x, w, b) = (noise(&[1, 70, 1, 5], 1), noise(&[6, 70, 1, 1], 2), noise(&[6], 3));
+        let conv = Op::new("conv").with("x", x.clone()).with("weight", w.clone()).with("bias", b.clone()).one();
+        let rows = Op::new("transpose").with("x", x.reshaped(&[70, 5]).unwrap()).with("perm", [1, 0]).one();
+        let linear =
+            Op::new("linear").with("x", rows).with("weight", w.reshaped(&[6, 70]).unwrap()).with("bias", b).one();
+        let columns = Op::new("transpose").with("x", linear).with("perm", [1, 0]).one();
+        assert!(same_bits(&conv, &columns.reshaped(&[1, 6, 1, 5]).unwrap()));
+    }
+
+    #[test]
+    fn transposed_convolution() {
+        let op = Op::new("conv_transpose").with("x", ramp(&[1, 4, 3, 2])).with("weight", ramp(&[4, 3, 2, 3]));
+        let op = op.with("strides", [2, 2]).with("pad_type", "custom").with("pad", [0, 0, 1, 1]).with("groups", 2);
+        let out = op.one();
+        let want = [-1.625, 0.75, 0.25, -1.5625, 2.0625, 0.125, 0.75, -2.0625, -0.125, 1.125, 1.25, -0.625, 0.375];
+        assert_eq!(out.shape(), [1, 6, 6, 3]);
+        assert_eq!(out.to_f64s()[..13], want);
+        assert_eq!(out.to_f64s()[105..], [0.4375, 1.0, -0.875]);
+    }
+}

@@ -118,3 +118,40 @@ pub(super) fn gather_nd(call: &Call<'_>) -> Result<Tensor, Fault> {
         Ok(x.like(shape, out))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Op, assert_close, i32s, iota};
+
+    #[test]
+    fn gather_is_numpy_take() {
+        let gather = |indices| Op::new("gather").with("x", iota(&[2, 3])).with("indices", indices).with("axis", 1);
+        assert_close(&gather(i32s(&[2], &[2, 0])).one(), &[2, 2], &[2.0, 0.0, 5.0, 3.0], 0.0);
+        assert_close(&gather(i32s(&[], &[1])).one(), &[2], &[1.0, 4.0], 0.0);
+        assert!(gather(i32s(&[1], &[3])).fault().contains("outside an axis of 3"));
+        assert!(gather(i32s(&[1], &[-1])).fault().contains("outside"));
+        assert_close(&gather(i32s(&[1], &[-1])).opset("CoreML6").one(), &[2, 1], &[2.0, 5.0], 0.0);
+    }
+
+    #[test]
+    fn batch_axes_are_aligned() {
+        let op = Op::new("gather").with("x", iota(&[2, 2, 3])).with("indices", i32s(&[2, 1], &[2, 0]));
+        let out = op.with("axis", 2).with("batch_dims", 1).one();
+        assert_close(&out, &[2, 2, 1], &[2.0, 5.0, 6.0, 9.0], 0.0);
+    }
+
+    #[test]
+    fn gather_along_axis_is_numpy_take_along_axis() {
+        let op = Op::new("gather_along_axis").with("x", iota(&[2, 3])).with("axis", 1);
+        let out = op.with("indices", i32s(&[2, 2], &[2, 1, 0, 0])).one();
+        assert_close(&out, &[2, 2], &[2.0, 1.0, 3.0, 3.0], 0.0);
+    }
+
+    #[test]
+    fn gather_nd_takes_coordinates() {
+        let out = Op::new("gather_nd").with("x", iota(&[2, 3, 2])).with("indices", i32s(&[2, 2], &[1, 2, 0, 1])).one();
+        assert_close(&out, &[2, 2], &[10.0, 11.0, 2.0, 3.0], 0.0);
+        let op = Op::new("gather_nd").with("x", iota(&[2, 3, 2])).with("indices", i32s(&[2, 1], &[2, 0]));
+        assert_close(&op.with("batch_dims", 1).one(), &[2, 2], &[4.0, 5.0, 6.0, 7.0], 0.0);
+    }
+}

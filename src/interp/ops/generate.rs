@@ -128,3 +128,53 @@ pub(super) fn band_part(call: &Call<'_>) -> Result<Tensor, Fault> {
         Ok(x.like(x.dims(), kept.collect()))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Op, assert_close, f32s, i32s, iota};
+    use super::*;
+
+    #[test]
+    fn fills_take_the_type_of_their_value() {
+        let out = Op::new("fill").with("shape", [2, 2]).with("value", 7).one();
+        assert_eq!((out.dtype(), out.to_i64s()), (DType::I32, vec![7; 4]));
+        assert_close(&Op::new("fill").with("shape", [2]).one(), &[2], &[0.0, 0.0], 0.0);
+        let out = Op::new("fill_like").with("ref_tensor", i32s(&[1, 2], &[1, 2])).with("value", true).one();
+        assert_eq!((out.dtype(), out.shape()), (DType::Bool, &[1, 2][..]));
+        assert!(Op::new("fill").with("shape", [1 << 20, 1 << 20]).fault().contains("too large"));
+    }
+
+    #[test]
+    fn ranges_round_their_length_up() {
+        let ints = |a: i64, b: i64, s: i64| Op::new("range_1d").with("start", a).with("end", b).with("step", s);
+        assert_eq!(ints(1, 8, 3).one().to_i64s(), [1, 4, 7]);
+        assert_eq!(ints(3, 0, -1).one().to_i64s(), [3, 2, 1]);
+        assert!(ints(3, 0, 1).one().is_empty());
+        assert!(ints(0, 1, 0).fault().contains("steps of 0"));
+        assert!(ints(0, 1 << 40, 1).try_all().is_ok(), "the end wraps to int32");
+        let out = Op::new("range_1d").with("start", 0.0).with("end", 1.0).with("step", 0.3).one();
+        assert_close(&out, &[4], &[0.0, 0.3, 0.6, 0.9], 1e-6);
+    }
+
+    #[test]
+    fn one_hot_puts_the_new_axis_anywhere() {
+        let op = || Op::new("one_hot").with("indices", i32s(&[2], &[2, 5])).with("one_hot_vector_size", 3);
+        let out = op().one();
+        assert_eq!((out.shape(), out.to_i64s()), (&[2, 3][..], vec![0, 0, 1, 0, 0, 0]));
+        let out = op().with("axis", 0).with("on_value", 5.0).with("off_value", -1.0).one();
+        assert_close(&out, &[3, 2], &[-1.0, -1.0, -1.0, -1.0, 5.0, -1.0], 0.0);
+    }
+
+    #[test]
+    fn shape_non_zero_and_bands() {
+        assert_eq!(Op::new("shape").with("x", iota(&[2, 3])).one().to_i64s(), [2, 3]);
+        let out = Op::new("non_zero").with("x", f32s(&[2, 2], &[0.0, 3.0, 4.0, 0.0])).one();
+        assert_eq!((out.shape(), out.to_i64s()), (&[2, 2][..], vec![0, 1, 1, 0]));
+        let band = |lower: i64, upper: i64| {
+            let x = f32s(&[3, 3], &[1.0; 9]);
+            Op::new("band_part").with("x", x).with("lower", lower).with("upper", upper).one()
+        };
+        assert_close(&band(-1, 0), &[3, 3], &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0], 0.0);
+        assert_close(&band(0, 1), &[3, 3], &[1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0], 0.0);
+    }
+}

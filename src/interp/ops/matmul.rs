@@ -205,7 +205,7 @@ pub(super) fn attention(call: &Call<'_>) -> Result<Tensor, Fault> {
     }
     with_real!([q, k, v], R => {
         let (mut scores, shape) = product((q.reals::<R>()?, q.dims()), (k.reals::<R>()?, k.dims()), true)?;
-        let root = R::from_f64(e as f64).sqrt();
+        let root = R::from_f64(e as f64).libm_sqrt();
         scores.iter_mut().for_each(|x| *x = x.over(root));
         if let Some(mask) = &mask {
             let terms = expand_mask::<R>(mask, &shape)?;
@@ -225,4 +225,139 @@ fn expand_mask<R: Real>(mask: &Tensor, shape: &[usize]) -> Result<Vec<R>, Fault>
     let hidden = R::ZERO.minus(R::INFINITY);
     let keep = expand(mask.elements::<bool>()?, mask.shape(), shape)?;
     Ok(keep.iter().map(|&k| if k { R::ZERO } else { hidden }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tensor::same_bits;
+    use super::super::super::testing::{Op, assert_close, f16s, f32s, i32s, noise, ramp};
+    use super::*;
+    use crate::ir::TensorType;
+
+    fn mul(x: Tensor, y: Tensor, transpose_x: bool, transpose_y: bool) -> Tensor {
+        Op::new("matmul")
+            .with("x", x)
+            .with("y", y)
+            .with("transpose_x", transpose_x)
+            .with("transpose_y", transpose_y)
+            .one()
+    }
+    fn swap(x: &Tensor) -> Tensor {
+        let rank = x.rank() as i64;
+        let perm: Vec<i64> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+        Op::new("transpose").with("x", x.clone()).with("perm", i32s(&[perm.len()], &perm)).one()
+    }
+
+    /// torch.matmul
+    #[test]
+    fn batch_axes_broadcast_and_flags_transpose() {
+        let out = mul(ramp(&[2, 1, 3, 2]), ramp(&[3, 4, 3]), true, true);
+        let want = [
+            1.1875, -1.875, -1.5, -1.125, 0.375, 1.5, 1.25, 1.0, -0.0625, 0.3125, 0.6875, 1.0625, -1.3125, -1.5625,
+            -1.8125, -2.0625, 0.0625, 0.4375, 0.8125, 1.1875, 1.125, 0.875, 0.625, 0.375, -1.625, 1.1875, 1.25, 1.3125,
+            1.0, 1.125, 1.25, 1.375, 0.6875, 0.75, 0.8125, 0.875, -1.9375, -1.8125, -1.6875, -1.5625, -1.8125, -1.75,
+            -1.6875, -1.625, 0.625, 0.75, 0.875, 1.0,
+        ];
+        assert_close(&out, &[2, 3, 2, 4], &want, 0.0);
+    }
+
+    #[test]
+    fn vectors_lose_their_extra_axis() {
+        let (v, m) = (f32s(&[2], &[1.0, 2.0]), f32s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]));
+        assert_close(&mul(v.clone(), m.clone(), false, false), &[2], &[7.0, 10.0], 0.0);
+        assert_close(&mul(m, v.clone(), false, false), &[2], &[5.0, 11.0], 0.0);
+        assert_close(&mul(v.clone(), v.clone(), false, false), &[], &[5.0], 0.0);
+        assert!(
+            Op::new("matmul").with("x", v.clone()).with("y", v).with("transpose_x", true).fault().contains("vector")
+        );
+    }
+
+    #[test]
+    fn integers_multiply_and_shapes_are_checked() {
+        let out = mul(i32s(&[1, 2], &[3, 4]), i32s(&[2, 1], &[5, 6]), false, false);
+        assert_eq!((out.dtype(), out.to_i64s()), (DType::I32, vec![39]));
+        let op = Op::new("matmul").with("x", ramp(&[2, 3])).with("y", ramp(&[2, 3]));
+        assert!(op.fault().contains("do not multiply"));
+    }
+
+    #[test]
+    fn a_product_of_mixed_types_is_rounded_to_the_declared_one() {
+        let x = f32s(&[1, 1], &[1.0 + 2f64.powi(-12)]);
+        let op = Op::new("matmul").with("x", f16s(&[1, 1], &[1.0])).with("y", x);
+        let of = |dtype| op.clone().declared(TensorType::fixed(dtype, &[1, 1])).one();
+        assert_eq!((of(DType::F32).dtype(), of(DType::F32).to_f64s()), (DType::F32, vec![1.0 + 2f64.powi(-12)]));
+        assert_eq!((of(DType::F16).dtype(), of(DType::F16).to_f64s()), (DType::F16, vec![1.0]));
+        assert!(op.declared(TensorType::fixed(DType::I32, &[1, 1])).fault().contains("int32 is needed"));
+    }
+
+    #[test]
+    fn operand_side_and_transposition_leave_the_bits_alone() {
+        for k in [1, 16, 64, 77, 200] {
+            let (x, y) = (noise(&[2, 3, k], 1), noise(&[2, k, 5], 2));
+            let plain = mul(x.clone(), y.clone(), false, false);
+            assert!(same_bits(&plain, &mul(swap(&x), y.clone(), true, false)));
+            assert!(same_bits(&plain, &mul(x.clone(), swap(&y), false, true)));
+            assert!(same_bits(&plain, &swap(&mul(y.clone(), x.clone(), true, true))));
+            assert!(same_bits(&plain, &swap(&mul(swap(&y), swap(&x), false, false))));
+        }
+    }
+
+    #[test]
+    fn further_rows_and_broadcasting_leave_the_bits_alone() {
+        let (x, y) = (noise(&[8, 4, 64], 3), noise(&[2, 64, 40], 4));
+        // Grouped heads: the right side repeated four times, against rows folded into it.
+        let view = View::of(&[2, 64, 40]).with_axis(1, 4, 0);
+        let repeated = y.like([8, 64, 40].as_slice(), view.read(y.elements::<f32>().unwrap()).unwrap());
+        let copied = mul(x.clone(), repeated, false, false);
+        let folded = mul(x.reshaped(&[2, 16, 64]).unwrap(), y.clone(), false, false);
+        assert!(same_bits(&copied, &folded.reshaped(&[8, 4, 40]).unwrap()));
+        let five = mul(x.reshaped(&[2, 4, 4, 64]).unwrap(), y.reshaped(&[2, 1, 64, 40]).unwrap(), false, false);
+        assert!(same_bits(&copied, &five.reshaped(&[8, 4, 40]).unwrap()));
+        let row = f32s(&[1, 64], &x.to_f64s()[..64]);
+        let first = mul(row, f32s(&[64, 40], &y.to_f64s()[..64 * 40]), false, false);
+        assert_eq!(first.to_f64s(), copied.to_f64s()[..40]);
+    }
+
+    #[test]
+    fn linear_is_a_product_with_a_bias_after_it() {
+        let (x, w) = (noise(&[2, 3, 70], 5), noise(&[6, 70], 6));
+        let out = Op::new("linear").with("x", x.clone()).with("weight", w.clone()).one();
+        assert!(same_bits(&out, &mul(x, w, false, true)));
+        let op = Op::new("linear")
+            .with("x", f32s(&[1, 2], &[1.0, 2.0]))
+            .with("weight", f32s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]));
+        assert_close(&op.with("bias", f32s(&[2], &[10.0, 20.0])).one(), &[1, 2], &[15.0, 31.0], 0.0);
+    }
+
+    /// torch.einsum
+    #[test]
+    fn einsum_knows_two_equations_by_any_letters() {
+        let run = |equation: &str, x, y| Op::new("einsum").with("values", vec![x, y]).with("equation", equation);
+        let want = [2.1875, -1.375, -0.1875, 2.5, -0.25, -0.25, -0.3125, 2.5];
+        for equation in ["bchw,bwhu->bchu", "nhqd , ndqk -> nhqk"] {
+            assert_close(&run(equation, ramp(&[1, 2, 2, 3]), ramp(&[1, 3, 2, 2])).one(), &[1, 2, 2, 2], &want, 0.0);
+        }
+        assert_close(&run("chw,whr->chr", ramp(&[2, 2, 3]), ramp(&[3, 2, 2])).one(), &[2, 2, 2], &want, 0.0);
+        for equation in ["bchw,bwhu->bcuh", "bchw,bwhc->bchc", "chw,whr", ""] {
+            assert!(run(equation, ramp(&[1, 2, 2, 3]), ramp(&[1, 3, 2, 2])).fault().contains("not interpreted"));
+        }
+    }
+
+    /// torch.nn.functional.scaled_dot_product_attention
+    #[test]
+    fn attention_takes_bool_and_float_masks() {
+        let half = |t: Tensor| f32s(t.shape(), &t.to_f64s().iter().map(|v| v * 0.5).collect::<Vec<_>>());
+        let op = || {
+            let op = Op::new("scaled_dot_product_attention").with("query", ramp(&[1, 2, 2, 4]));
+            op.with("key", half(ramp(&[1, 2, 3, 4]))).with("value", ramp(&[1, 2, 3, 2]))
+        };
+        let out = op().with("attn_mask", Tensor::bools(&[2, 3], &[true, false, true, true, true, true])).one();
+        let want = [-0.8037951, 0.1281626, -0.4941242, 0.5556203, 0.3554751, -0.6445249, 0.2305082, -0.1301837];
+        assert_close(&out, &[1, 2, 2, 2], &want, 1e-6);
+        let out = op().with("attn_mask", f32s(&[1, 3], &[0.0, -1.0, 2.0])).one();
+        let want = [-0.1233842, -0.4030191, 0.03035569, -0.4578736, -0.2045192, -0.9097227, -0.004849045, -0.9072455];
+        assert_close(&out, &[1, 2, 2, 2], &want, 1e-6);
+        let hidden = op().with("attn_mask", Tensor::bools(&[1, 3], &[false; 3])).one();
+        assert!(hidden.to_f64s().iter().all(|v| v.is_nan()));
+    }
 }

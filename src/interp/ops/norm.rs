@@ -12,7 +12,7 @@ fn standardise<R: Real>(row: &mut [R], epsilon: R) {
     let center = mean(row);
     row.iter_mut().for_each(|x| *x = x.minus(center));
     let variance = lanes::sum(row, |x| x.times(x)).over(R::from_f64(row.len() as f64));
-    let scale = variance.plus(epsilon).sqrt();
+    let scale = variance.plus(epsilon).libm_sqrt();
     row.iter_mut().for_each(|x| *x = x.over(scale));
 }
 
@@ -72,7 +72,7 @@ pub(super) fn batch_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
         let mut elements = x.reals::<R>()?.into_owned();
         for (i, channel) in elements.chunks_mut(inner.max(1)).enumerate() {
             let i = i % c;
-            let scale = variance[i].plus(epsilon).sqrt();
+            let scale = variance[i].plus(epsilon).libm_sqrt();
             channel.iter_mut().for_each(|v| *v = v.minus(center[i]).over(scale));
             scale_shift(channel, |_| gamma.as_ref().map(|g| g[i]), |_| beta.as_ref().map(|b| b[i]));
         }
@@ -105,9 +105,95 @@ pub(super) fn l2_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
         let epsilon: R = call.real_or("epsilon", 1e-6, x.dtype())?;
         let mut elements = x.reals::<R>()?.into_owned();
         for row in elements.chunks_mut(n.max(1)) {
-            let length = lanes::sum(row, |v| v.times(v)).plus(epsilon).sqrt();
+            let length = lanes::sum(row, |v| v.times(v)).plus(epsilon).libm_sqrt();
             row.iter_mut().for_each(|v| *v = v.over(length));
         }
         Ok(call.real_result::<R>(x.dtype(), x.shape(), elements))
     })
+}
+
+/// Expected values are those of torch in double precision.
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Op, assert_close, f32s, ramp};
+    use super::*;
+
+    fn shifted(n: usize, by: f64) -> Tensor {
+        f32s(&[n], &ramp(&[n]).to_f64s().iter().map(|v| v + by).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn layer_norm_over_the_last_or_other_axes() {
+        let op = Op::new("layer_norm").with("x", ramp(&[2, 3, 4])).with("axes", [-1]);
+        let out = op.with("gamma", ramp(&[4])).with("beta", shifted(4, 1.0)).with("epsilon", 1e-5).one();
+        let want = [
+            1.391321, 1.762611, 0.7626114, 3.891321, -0.4999968, 0.800009, -0.199991, 2.000003, 0.6536143, 2.263052,
+            0.3795181, 0.9447794, -0.4999968, 0.800009, -0.199991, 2.000003, 0.6536143, 2.263052, 0.3795181, 0.9447794,
+            -1.555221, 1.379518, 1.263052, 3.153614,
+        ];
+        assert_close(&out, &[2, 3, 4], &want, 2e-6);
+        let out = Op::new("layer_norm").with("x", ramp(&[2, 3, 4])).with("axes", [2, 0]).with("epsilon", 1e-3).one();
+        let want = [
+            -1.737366, 0.3776883, -0.8309143, 1.28414, 0.3887321, -0.9934264, 1.425351, 0.04319245, -0.9363121,
+            1.248416, 0.0, -1.248416, 0.3776883, -0.8309143, 1.28414, 0.07553766, -0.9934264, 1.425351, 0.04319245,
+            -1.338966, 1.248416, 0.0, -1.248416, 0.9363121,
+        ];
+        assert_close(&out, &[2, 3, 4], &want, 2e-6);
+    }
+
+    #[test]
+    fn batch_norm_uses_given_statistics() {
+        let variance = ramp(&[3]).to_f64s().iter().map(|v| v.abs() + 0.5).collect::<Vec<_>>();
+        let op = Op::new("batch_norm")
+            .with("x", ramp(&[2, 3, 4]))
+            .with("mean", ramp(&[3]))
+            .with("variance", f32s(&[3], &variance));
+        let out = op.with("gamma", shifted(3, 2.0)).with("beta", ramp(&[3])).one();
+        let want = [
+            -1.25, -0.2578461, -0.8247912, 0.1673627, -0.1249969, -2.624984, 1.749994, -0.7499938, -1.249996, 1.374991,
+            -0.1250019, -1.624994, -0.2578461, -0.8247912, 0.1673627, -0.3995824, -2.624984, 1.749994, -0.7499938,
+            -3.249981, 1.374991, -0.1250019, -1.624994, 0.9999925,
+        ];
+        assert_close(&out, &[2, 3, 4], &want, 2e-6);
+    }
+
+    #[test]
+    fn instance_norm_is_per_channel_and_entry() {
+        let op = Op::new("instance_norm").with("x", ramp(&[2, 3, 4]));
+        let out = op.with("gamma", shifted(3, 2.0)).with("beta", ramp(&[3])).one();
+        let want = [
+            -2.234793,
+            -0.8560829,
+            -1.643917,
+            -0.2652072,
+            0.9999936,
+            -2.999955,
+            3.999955,
+            6.399877e-06,
+            -1.584337,
+            1.789156,
+            -0.1385543,
+            -2.066265,
+            -1.100002,
+            -2.299987,
+            -0.2000134,
+            -1.399998,
+            -1.307229,
+            4.31526,
+            1.10241,
+            -2.110441,
+            1.066265,
+            -0.8614457,
+            -2.789156,
+            0.5843371,
+        ];
+        assert_close(&out, &[2, 3, 4], &want, 3e-6);
+    }
+
+    #[test]
+    fn l2_norm_spans_three_axes() {
+        let out = Op::new("l2_norm").with("x", ramp(&[2, 3, 4])).one();
+        let want = [-0.3168621, 0.1267448, -0.1267448, 0.3168621, 0.06337242];
+        assert_close(&f32s(&[5], &out.to_f64s()[..5]), &[5], &want, 1e-6);
+    }
 }

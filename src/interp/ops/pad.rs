@@ -99,3 +99,35 @@ pub(super) fn reverse_sequence(call: &Call<'_>) -> Result<Tensor, Fault> {
         Ok(x.like(x.dims(), (0..from.len()).map(|i| from[source(i)].clone()).collect()))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Op, assert_close, f32s, i32s, iota};
+
+    /// Values of torch, whose pairs are in reverse order.
+    #[test]
+    fn modes_agree_with_torch() {
+        let x = f32s(&[2, 3], &[-1.25, 0.5, -0.5, 1.25, 0.25, -0.75]);
+        let pad = |mode: &str| Op::new("pad").with("x", x.clone()).with("pad", [1, 0, 2, 1]).with("mode", mode).one();
+        let reflected = [
+            [-0.75, 0.25, 1.25, 0.25, -0.75, 0.25],
+            [-0.5, 0.5, -1.25, 0.5, -0.5, 0.5],
+            [-0.75, 0.25, 1.25, 0.25, -0.75, 0.25],
+        ];
+        assert_close(&pad("reflect"), &[3, 6], &reflected.concat(), 0.0);
+        let edge = [-1.25, -1.25, -1.25, 0.5, -0.5, -0.5];
+        assert_close(&pad("replicate"), &[3, 6], &[edge, edge, [1.25, 1.25, 1.25, 0.25, -0.75, -0.75]].concat(), 0.0);
+        let op = Op::new("pad").with("x", x.clone()).with("pad", [1, 0]).with("constant_val", 9.0);
+        assert_close(&op.one(), &[2, 4], &[9.0, -1.25, 0.5, -0.5, 9.0, 1.25, 0.25, -0.75], 0.0);
+        assert!(
+            Op::new("pad").with("x", x).with("pad", [3, 0]).with("mode", "reflect").fault().contains("mode reflect")
+        );
+    }
+
+    #[test]
+    fn sequences_are_reversed_up_to_their_length() {
+        let op = Op::new("reverse_sequence").with("x", iota(&[2, 3])).with("lengths", i32s(&[2], &[2, 3]));
+        let out = op.with("seq_axis", 1).with("batch_axis", 0).one();
+        assert_close(&out, &[2, 3], &[1.0, 0.0, 2.0, 5.0, 4.0, 3.0], 0.0);
+    }
+}

@@ -79,19 +79,21 @@ pub(super) fn real_fn<R: Real>(kind: &str) -> Option<fn(&[R]) -> R> {
         "reduce_min" => |x| lanes::min(x).unwrap_or(R::INFINITY),
         "reduce_prod" => lanes::product,
         "reduce_l1_norm" => |x| lanes::sum(x, R::abs),
-        "reduce_l2_norm" => |x| lanes::sum(x, |v| v.times(v)).sqrt(),
+        "reduce_l2_norm" => |x| lanes::sum(x, |v| v.times(v)).libm_sqrt(),
         "reduce_sum_square" => |x| lanes::sum(x, |v| v.times(v)),
-        "reduce_log_sum" => |x| lanes::sum(x, |v| v).ln(),
+        "reduce_log_sum" => |x| lanes::sum(x, |v| v).libm_ln(),
         "reduce_log_sum_exp" => |x| {
             let max = lanes::max(x).unwrap_or(R::ZERO.minus(R::INFINITY));
-            max.plus(lanes::sum(x, |v| v.minus(max).exp()).ln())
+            max.plus(lanes::sum(x, |v| v.minus(max).libm_exp()).libm_ln())
         },
         _ => return None,
     })
 }
 
+type IntFold = fn(&[i64]) -> Option<i64>;
+
 /// A row of integers to one; `None` when it is undefined for an empty row.
-fn int_fn(kind: &str) -> Option<fn(&[i64]) -> Option<i64>> {
+fn int_fn(kind: &str) -> Option<IntFold> {
     Some(match kind {
         "reduce_sum" => |x| Some(lanes::sum(x, |v| v)),
         "reduce_mean" => |x| lanes::sum(x, |v| v).divided(x.len() as i64),
@@ -167,5 +169,82 @@ fn running_sum<'a, T: Num>(terms: impl Iterator<Item = &'a mut T>, exclusive: bo
         let next = sum.plus(*term);
         *term = if exclusive { sum } else { next };
         sum = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tensor::same_bits;
+    use super::super::super::testing::{Op, assert_close, f32s, i32s, iota, noise, ramp};
+
+    #[test]
+    fn axes_default_to_all_and_empty_means_none() {
+        let sum = || Op::new("reduce_sum").with("x", iota(&[2, 3]));
+        assert_close(&sum().one(), &[], &[15.0], 0.0);
+        assert_close(&sum().with("axes", [-1]).with("keep_dims", true).one(), &[2, 1], &[3.0, 12.0], 0.0);
+        assert_close(&sum().with("axes", [0]).one(), &[3], &[3.0, 5.0, 7.0], 0.0);
+        assert_close(&sum().with("axes", i32s(&[0], &[])).one(), &[2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 0.0);
+        assert!(sum().with("axes", [2]).fault().contains("no axis 2"));
+    }
+
+    #[test]
+    fn every_reduction() {
+        let x = f32s(&[4], &[1.0, -2.0, 3.0, 4.0]);
+        for (kind, want) in [
+            ("reduce_mean", 1.5),
+            ("reduce_max", 4.0),
+            ("reduce_min", -2.0),
+            ("reduce_prod", -24.0),
+            ("reduce_l1_norm", 10.0),
+            ("reduce_l2_norm", 30f64.sqrt()),
+            ("reduce_sum_square", 30.0),
+            ("reduce_log_sum", 6f64.ln()),
+            ("reduce_log_sum_exp", 4.350759),
+        ] {
+            assert_close(&Op::new(kind).with("x", x.clone()).one(), &[], &[want], 1e-6);
+            assert_close(&Op::new(kind).with("x", x.clone()).exact().one(), &[], &[want], 1e-6);
+        }
+        let mean = Op::new("reduce_mean").with("x", i32s(&[2], &[-3, -4])).one();
+        assert_eq!(mean.to_i64s(), [-3]);
+    }
+
+    /// torch.softmax(x, 1)
+    #[test]
+    fn softmax_along_any_axis() {
+        let out = Op::new("softmax").with("x", ramp(&[2, 3, 4])).with("axis", 1).one();
+        let want = [
+            0.147804, 0.3890248, 0.147804, 0.7306791, 0.6624118, 0.1114575, 0.6624118, 0.2093431, 0.1897842, 0.4995177,
+            0.1897842, 0.0599778, 0.3890248, 0.147804, 0.7306791, 0.3890248, 0.1114575, 0.6624118, 0.2093431,
+            0.1114575, 0.4995177, 0.1897842, 0.0599778, 0.4995177,
+        ];
+        assert_close(&out, &[2, 3, 4], &want, 1e-6);
+    }
+
+    #[test]
+    fn running_sums_are_inclusive_unless_told() {
+        let run = |exclusive: bool, reverse: bool| {
+            let op = Op::new("cumsum").with("x", f32s(&[3], &[1.0, 2.0, 4.0]));
+            op.with("exclusive", exclusive).with("reverse", reverse).one().to_f64s()
+        };
+        assert_eq!(run(false, false), [1.0, 3.0, 7.0]);
+        assert_eq!(run(true, false), [0.0, 1.0, 3.0]);
+        assert_eq!(run(false, true), [7.0, 6.0, 4.0]);
+        assert_eq!(run(true, true), [6.0, 4.0, 0.0]);
+    }
+
+    #[test]
+    fn the_order_of_sums_depends_on_the_extent_alone() {
+        let x = noise(&[3, 77], 1);
+        let transposed = Op::new("transpose").with("x", x.clone()).with("perm", [1, 0]).one();
+        for kind in ["reduce_sum", "reduce_mean", "reduce_l2_norm", "reduce_log_sum_exp", "reduce_prod"] {
+            let rows = Op::new(kind).with("x", x.clone()).with("axes", [1]).one();
+            let columns = Op::new(kind).with("x", transposed.clone()).with("axes", [0]).one();
+            assert!(same_bits(&rows, &columns), "{kind}");
+            let split = Op::new(kind).with("x", x.reshaped(&[3, 7, 11]).unwrap()).with("axes", [1, 2]).one();
+            assert!(same_bits(&rows, &split), "{kind}");
+        }
+        let rows = Op::new("softmax").with("x", x).one();
+        let columns = Op::new("softmax").with("x", transposed).with("axis", 0).one();
+        assert!(same_bits(&rows, &Op::new("transpose").with("x", columns).with("perm", [1, 0]).one()));
     }
 }

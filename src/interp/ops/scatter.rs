@@ -76,3 +76,43 @@ pub(super) fn scatter_nd(call: &Call<'_>) -> Result<Tensor, Fault> {
     expect_shape(&updates, &shape)?;
     apply(call, &data, &updates, &places, volume(&data.shape()[k..])?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Op, assert_close, f32s, i32s, iota};
+
+    #[test]
+    fn scatter_adds_by_default_and_knows_all_modes() {
+        let scatter = || {
+            let op = Op::new("scatter").with("data", f32s(&[3], &[4.0, 5.0, 6.0])).with("indices", i32s(&[2], &[2, 0]));
+            op.with("updates", f32s(&[2], &[2.0, 8.0]))
+        };
+        assert_close(&scatter().one(), &[3], &[12.0, 5.0, 8.0], 0.0);
+        for (mode, want) in [
+            ("update", [8.0, 5.0, 2.0]),
+            ("sub", [-4.0, 5.0, 4.0]),
+            ("mul", [32.0, 5.0, 12.0]),
+            ("div", [0.5, 5.0, 3.0]),
+            ("max", [8.0, 5.0, 6.0]),
+            ("min", [4.0, 5.0, 2.0]),
+        ] {
+            assert_close(&scatter().with("mode", mode).one(), &[3], &want, 0.0);
+        }
+    }
+
+    #[test]
+    fn scatter_writes_slices_along_any_axis() {
+        let op = Op::new("scatter").with("data", iota(&[2, 3])).with("indices", i32s(&[1], &[1])).with("axis", 1);
+        let out = op.with("updates", f32s(&[2, 1], &[10.0, 20.0])).with("mode", "update").one();
+        assert_close(&out, &[2, 3], &[0.0, 10.0, 2.0, 3.0, 20.0, 5.0], 0.0);
+    }
+
+    #[test]
+    fn scatter_along_axis_and_nd() {
+        let op = Op::new("scatter_along_axis").with("data", iota(&[2, 2])).with("indices", i32s(&[1, 2], &[1, 0]));
+        assert_close(&op.with("updates", f32s(&[1, 2], &[10.0, 20.0])).one(), &[2, 2], &[0.0, 21.0, 12.0, 3.0], 0.0);
+        let op = Op::new("scatter_nd").with("data", iota(&[2, 2])).with("indices", i32s(&[2, 1], &[1, 1]));
+        let out = op.with("updates", f32s(&[2, 2], &[10.0, 20.0, 1.0, 2.0])).one();
+        assert_close(&out, &[2, 2], &[0.0, 1.0, 13.0, 25.0], 0.0);
+    }
+}

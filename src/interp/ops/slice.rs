@@ -2,6 +2,7 @@
 
 use super::super::call::Call;
 use super::super::error::Fault;
+use super::super::num::Element;
 use super::super::tensor::{Tensor, with_element};
 use super::super::view::View;
 use super::views::viewed;
@@ -92,7 +93,7 @@ pub(super) fn slice_by_index(call: &Call<'_>) -> Result<Tensor, Fault> {
 }
 
 pub(super) fn slice_update(call: &Call<'_>) -> Result<Tensor, Fault> {
-    let (x, update) = (call.tensor("x")?, call.tensor("update")?);
+    let (x, update) = (call.take("x")?, call.tensor("update")?);
     let view = selection(call, x.shape())?;
     if update.dtype() != x.dtype() {
         return Err(Fault::dtype("update", update.dtype(), x.dtype()));
@@ -102,9 +103,10 @@ pub(super) fn slice_update(call: &Call<'_>) -> Result<Tensor, Fault> {
         return Err(Fault::Shape(message));
     }
     with_element!(x, T => {
-        let mut out = x.elements::<T>()?.to_vec();
+        let (dtype, shape) = (x.dtype(), x.dims());
+        let mut out = x.into_elements::<T>()?;
         view.write(&mut out, update.elements::<T>()?);
-        Ok(x.like(x.dims(), out))
+        Ok(Tensor::new(dtype, shape, T::data(out)))
     })
 }
 
@@ -130,6 +132,7 @@ pub(super) fn slice_by_size(call: &Call<'_>) -> Result<Tensor, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::testing::{Op, assert_close, f32s, iota};
     use super::*;
 
     #[test]
@@ -149,5 +152,47 @@ mod tests {
             assert!(Bounds { begin, end, step, from_edge: false, to_edge: false }.resolve(5).is_err());
         }
         assert!(Bounds { begin: 5, end: 0, step: 1, from_edge: false, to_edge: false }.squeeze(5).is_err());
+    }
+
+    #[test]
+    fn masks_override_bounds_and_squeeze_drops_axes() {
+        let slice = || Op::new("slice_by_index").with("x", iota(&[3, 4]));
+        let out = slice()
+            .with("begin", [9, 1])
+            .with("end", [9, 9])
+            .with("begin_mask", [true, false])
+            .with("end_mask", [true, true])
+            .one();
+        assert_close(&out, &[3, 3], &[1.0, 2.0, 3.0, 5.0, 6.0, 7.0, 9.0, 10.0, 11.0], 0.0);
+        let out = slice().with("begin", [-1, 0]).with("end", [0, 4]).with("squeeze_mask", [true, false]).one();
+        assert_close(&out, &[4], &[8.0, 9.0, 10.0, 11.0], 0.0);
+        let all = slice().with("begin", [1, 2]).with("end", [0, 0]).with("squeeze_mask", [true, true]).one();
+        assert_close(&all, &[], &[6.0], 0.0);
+        let back = slice().with("begin", [0, 0]).with("end", [1, 0]).with("stride", [1, -2]);
+        let back = back.with("begin_mask", [false, true]).with("end_mask", [false, true]).one();
+        assert_close(&back, &[1, 2], &[3.0, 1.0], 0.0);
+        assert!(slice().with("begin", [0]).with("end", [1]).fault().contains("rank 2"));
+    }
+
+    #[test]
+    fn an_update_is_shaped_like_the_slice() {
+        let update = |u: Tensor| {
+            Op::new("slice_update").with("x", iota(&[2, 3])).with("update", u).with("begin", [1, 2]).with("end", [2, 0])
+        };
+        let op = update(f32s(&[2], &[-1.0, -2.0])).with("stride", [1, -2]).with("squeeze_mask", [true, false]);
+        let out = op.with("end_mask", [false, true]).one();
+        assert_close(&out, &[2, 3], &[0.0, 1.0, 2.0, -2.0, 4.0, -1.0], 0.0);
+        let op = update(f32s(&[], &[-1.0])).with("squeeze_mask", [true, true]);
+        assert!(op.fault().contains("update of shape"));
+    }
+
+    #[test]
+    fn slices_by_size() {
+        let slice = |b: [i64; 2], s: [i64; 2]| {
+            Op::new("slice_by_size").with("x", iota(&[3, 4])).with("begin", b).with("size", s)
+        };
+        assert_close(&slice([1, -2], [1, -1]).one(), &[1, 2], &[6.0, 7.0], 0.0);
+        assert_eq!(slice([0, 0], [0, 4]).one().shape(), [0, 4]);
+        assert!(slice([2, 0], [2, 1]).fault().contains("leave an axis of 3"));
     }
 }

@@ -116,3 +116,24 @@ pub(super) fn arg_extreme(call: &Call<'_>) -> Result<Tensor, Fault> {
         Ok(call.result(dtype, &shape, (0..lanes.count).map(best).collect()))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Op, f32s};
+
+    #[test]
+    fn equal_elements_keep_their_order() {
+        let x = f32s(&[2, 4], &[1.0, 3.0, 3.0, 2.0, 5.0, 0.0, 5.0, 7.0]);
+        let out = Op::new("topk").with("x", x.clone()).with("k", 2).results(2).all();
+        assert_eq!((out[0].to_f64s(), out[1].to_i64s()), (vec![3.0, 3.0, 7.0, 5.0], vec![1, 2, 3, 0]));
+        let out =
+            Op::new("topk").with("x", x.clone()).with("k", 1).with("axis", 0).with("ascending", true).results(2).all();
+        assert_eq!((out[0].to_f64s(), out[1].to_i64s()), (vec![1.0, 0.0, 3.0, 2.0], vec![0, 1, 0, 0]));
+        let out = Op::new("topk").with("x", x.clone()).with("k", -1).with("return_indices", false).all();
+        assert_eq!(out[0].shape(), [2, 4]);
+        assert_eq!(Op::new("argsort").with("x", x.clone()).one().to_i64s(), [1, 2, 3, 0, 3, 0, 2, 1]);
+        assert_eq!(Op::new("reduce_argmax").with("x", x.clone()).one().to_i64s(), [1, 3]);
+        let out = Op::new("reduce_argmin").with("x", x).with("axis", 0).with("keep_dims", true).one();
+        assert_eq!((out.shape(), out.to_i64s()), (&[1, 4][..], vec![0, 1, 0, 0]));
+    }
+}

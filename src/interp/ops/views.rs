@@ -245,3 +245,98 @@ pub(super) fn split(call: &Call<'_>) -> Result<Vec<Tensor>, Fault> {
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Op, assert_close, f32s, i32s, iota};
+
+    fn reshaped_to<const N: usize>(opset: &'static str, x: &[usize], shape: [i64; N]) -> Option<Vec<usize>> {
+        let op = Op::new("reshape").opset(opset).with("x", iota(x)).with("shape", shape);
+        op.try_all().ok().map(|out| out[0].shape().to_vec())
+    }
+
+    #[test]
+    fn zeros_of_reshape_depend_on_the_opset() {
+        assert_eq!(reshaped_to("CoreML6", &[2, 3, 4], [0, -1, 2]), Some(vec![2, 6, 2]));
+        assert_eq!(reshaped_to("CoreML7", &[2, 3, 4], [0, -1, 2]), Some(vec![2, 6, 2]));
+        assert_eq!(reshaped_to("CoreML6", &[2, 3, 4], [0, -1]), None);
+        assert_eq!(reshaped_to("CoreML7", &[2, 3, 4], [0, -1]), Some(vec![3, 8]));
+        assert_eq!(reshaped_to("CoreML8", &[2, 50], [1, 0, -1, 0]), Some(vec![1, 1, 2, 50]));
+        assert_eq!(reshaped_to("CoreML8", &[2, 3], [4, -1]), None);
+        assert_eq!(reshaped_to("CoreML8", &[2, 3], [-1, -1]), None);
+        assert_eq!(reshaped_to("CoreML8", &[2, 3], [-2, 3]), None);
+        assert_eq!(reshaped_to("CoreML8", &[2, 3], [i64::MAX, i64::MAX]), None);
+    }
+
+    #[test]
+    fn axes_of_expand_dims_refer_to_the_result() {
+        let out = Op::new("expand_dims").with("x", iota(&[3, 4])).with("axes", [-1, 0]).one();
+        assert_eq!(out.shape(), [1, 3, 4, 1]);
+    }
+
+    #[test]
+    fn squeeze_ignores_other_sizes() {
+        let x = iota(&[1, 2, 1, 3]);
+        assert_eq!(Op::new("squeeze").with("x", x.clone()).one().shape(), [2, 3]);
+        assert_eq!(Op::new("squeeze").with("x", x).with("axes", [-2, 1]).one().shape(), [1, 2, 3]);
+        assert!(Op::new("squeeze").with("x", iota(&[1, 1])).one().shape().is_empty());
+    }
+
+    #[test]
+    fn transpose_and_reverse_move_elements() {
+        let out = Op::new("transpose").with("x", iota(&[2, 3])).with("perm", [-1, 0]).one();
+        assert_close(&out, &[3, 2], &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0], 0.0);
+        let out = Op::new("reverse").with("x", iota(&[2, 2])).with("axes", [1]).one();
+        assert_close(&out, &[2, 2], &[1.0, 0.0, 3.0, 2.0], 0.0);
+        assert!(Op::new("transpose").with("x", iota(&[2, 3])).with("perm", [0, 0]).fault().contains("repeat"));
+    }
+
+    #[test]
+    fn tile_repeats_whole_axes() {
+        let out = Op::new("tile").with("x", iota(&[2, 2])).with("reps", [2, 2]).one();
+        let row = [0.0, 1.0, 0.0, 1.0, 2.0, 3.0, 2.0, 3.0];
+        assert_close(&out, &[4, 4], &[row, row].concat(), 0.0);
+        assert!(Op::new("tile").with("x", iota(&[2])).with("reps", [1 << 30]).fault().contains("too large"));
+        assert!(Op::new("tile").with("x", iota(&[2])).with("reps", [0]).fault().contains("positive"));
+    }
+
+    #[test]
+    fn concat_joins_or_interleaves() {
+        let (a, b) = (f32s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]), f32s(&[2, 1], &[8.0, 9.0]));
+        let out = Op::new("concat").with("values", vec![a.clone(), b]).with("axis", -1).one();
+        assert_close(&out, &[2, 3], &[1.0, 2.0, 8.0, 3.0, 4.0, 9.0], 0.0);
+        let c = f32s(&[2, 2], &[5.0, 6.0, 7.0, 8.0]);
+        let out =
+            Op::new("concat").with("values", vec![a.clone(), c.clone()]).with("axis", 0).with("interleave", true).one();
+        assert_close(&out, &[4, 2], &[1.0, 2.0, 5.0, 6.0, 3.0, 4.0, 7.0, 8.0], 0.0);
+        let out = Op::new("stack").with("values", vec![a, c]).with("axis", -1).one();
+        assert_close(&out, &[2, 2, 2], &[1.0, 5.0, 2.0, 6.0, 3.0, 7.0, 4.0, 8.0], 0.0);
+        let scalars = vec![i32s(&[], &[4]), i32s(&[], &[5])];
+        let out = Op::new("concat").with("values", scalars).with("axis", 0).one();
+        assert_eq!((out.shape(), out.to_i64s()), (&[2][..], vec![4, 5]));
+    }
+
+    #[test]
+    fn split_prefers_its_sizes() {
+        let split = || Op::new("split").with("x", iota(&[2, 4])).with("axis", 1).results(2);
+        let out = split().with("num_splits", 2).with("split_sizes", [1, 3]).all();
+        assert_close(&out[0], &[2, 1], &[0.0, 4.0], 0.0);
+        assert_close(&out[1], &[2, 3], &[1.0, 2.0, 3.0, 5.0, 6.0, 7.0], 0.0);
+        assert_close(&split().with("num_splits", 2).all()[1], &[2, 2], &[2.0, 3.0, 6.0, 7.0], 0.0);
+        assert!(split().with("split_sizes", [1, 2]).fault().contains("cannot be split"));
+    }
+
+    #[test]
+    fn windows_slide() {
+        let out =
+            Op::new("sliding_windows").with("x", iota(&[5])).with("axis", 0).with("size", 3).with("stride", 2).one();
+        assert_close(&out, &[2, 3], &[0.0, 1.0, 2.0, 2.0, 3.0, 4.0], 0.0);
+    }
+
+    #[test]
+    fn views_share_their_elements() {
+        let x = iota(&[2, 3]);
+        let y = x.reshaped(&[6]).unwrap();
+        assert!(std::ptr::eq(x.elements::<f32>().unwrap(), y.elements::<f32>().unwrap()));
+    }
+}
