@@ -96,10 +96,8 @@ fn every_fixture_is_saved_as_it_was() {
         let bare = bare.join("model.mlmodel");
         package.save(&bare, &SaveOptions::default()).unwrap();
         assert_eq!(fs::read(&bare).unwrap(), fs::read(path.join(MODEL)).unwrap());
-        assert_eq!(
-            fs::read(bare.with_file_name("weights").join("weight.bin")).unwrap(),
-            fs::read(path.join(WEIGHTS)).unwrap()
-        );
+        let weights = fs::read(bare.with_file_name("weights").join("weight.bin"));
+        assert_eq!(weights.ok(), fs::read(path.join(WEIGHTS)).ok());
     }
 }
 

@@ -265,7 +265,7 @@ pub(super) fn encode_literal(literal: &Literal) -> Result<mil::Value, EncodeErro
 /// `None` when the bytes are not whole elements of the type.
 fn encode_elements(dtype: DType, bytes: &[u8]) -> Option<Elements> {
     let width = dtype.bits()?.div_ceil(8) as usize;
-    if bytes.len() % width != 0 {
+    if !bytes.len().is_multiple_of(width) {
         return None;
     }
     let ints = || unpack_ints(dtype, bytes.len() / width, bytes);

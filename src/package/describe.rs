@@ -27,7 +27,7 @@ const METADATA: u32 = 100;
 pub(super) fn encode(program: &Program, source: Option<&ModelFile>) -> Result<Vec<u8>, EncodeError> {
     let from = source.and_then(|s| s.description.clone().map(|range| (s, range)));
     let known = Described::read(from.as_ref().map(|(s, range)| (&s.bytes[..], range.clone())))?;
-    let multi = program.default_function.is_some() || program.functions.len() > 1;
+    let multi = known.multi || program.default_function.is_some() || program.functions.len() > 1;
     let mut new = Vec::new();
     let mut replaced: Vec<u32> = Vec::new();
     if multi {

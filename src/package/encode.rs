@@ -40,17 +40,22 @@ pub(super) fn encode(program: &Program, in_place: bool) -> Result<Encoded, Encod
         Some(source) => Ok(Encoded { model: splice(program, source)?, weights: None }),
         None => {
             let mut blobs = BlobWriter::default();
-            let model = encode_all(program, Some(&mut blobs))?;
+            let model = encode_all(program, ModelFile::of(program), Some(&mut blobs))?;
             Ok(Encoded { model, weights: blobs.finish() })
         }
     }
 }
 
-/// Encodes every part of a program from the IR. With a blob writer, large constants go there.
-pub(super) fn encode_all(program: &Program, mut blobs: Option<&mut BlobWriter>) -> Result<Vec<u8>, EncodeError> {
+/// Encodes every function from the IR, and the description as far as `source` does not say it. With a blob writer, large
+/// constants go there.
+pub(super) fn encode_all(
+    program: &Program,
+    source: Option<&ModelFile>,
+    mut blobs: Option<&mut BlobWriter>,
+) -> Result<Vec<u8>, EncodeError> {
     let model = Model { specification_version: program.specification_version, description: None, is_updatable: false };
     let mut out = model.encode_to_vec();
-    wire::put(&mut out, 2, &describe::encode(program, None)?);
+    wire::put(&mut out, 2, &describe::encode(program, source)?);
     let mut functions = mil::Program { version: 1, ..Default::default() }.encode_to_vec();
     for f in &program.functions {
         let encoded = FunctionEncoder::new(f, None, blobs.as_deref_mut(), program.specification_version).encode()?;
@@ -291,7 +296,7 @@ impl<'a> FunctionEncoder<'a> {
             };
         };
         let Some(ty) = literal.ty.as_tensor() else { return Ok(None) };
-        let weight = |source| EncodeError::Weight { function, source };
+        let weight = |e| EncodeError::Weight { function, source: Box::new(e) };
         let offset = match &literal.data {
             LiteralData::Bytes(b) if BlobWriter::takes(ty, self.specification_version) => blobs.append(ty, b),
             LiteralData::Blob(blob) => match self.copied.get(blob) {

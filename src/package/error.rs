@@ -132,7 +132,7 @@ pub enum EncodeError {
         /// The function.
         function: String,
         /// The cause.
-        source: crate::ir::LiteralError,
+        source: Box<crate::ir::LiteralError>,
     },
     /// A feature cannot be described.
     #[error("function `{function}`: feature `{feature}` cannot be described: {reason}")]

@@ -55,13 +55,24 @@ fn decode_kind(kind: Option<&model::FeatureKind>) -> FeatureKind {
             (Ok(width), Ok(height)) => FeatureKind::Image { width, height, color_space: i.color_space },
             _ => other("malformed image"),
         },
-        Some(F::Int64(_)) => other("int64"),
-        Some(F::Double(_)) => other("double"),
-        Some(F::String(_)) => other("string"),
-        Some(F::Dictionary(_)) => other("dictionary"),
         Some(F::Sequence(_)) => other("sequence"),
+        Some(kind) => other(plain_kinds().find(|(_, k)| k == kind).map_or("dictionary", |(name, _)| name)),
         None => other("untyped"),
     }
+}
+
+/// The kinds of features that a name says all about; classifiers have them.
+fn plain_kinds() -> impl Iterator<Item = (&'static str, model::FeatureKind)> {
+    use model::{DictionaryFeatureType, Empty, FeatureKind, KeyKind};
+    let dictionary = |key| FeatureKind::Dictionary(DictionaryFeatureType { key: Some(key) });
+    [
+        ("int64", FeatureKind::Int64(Empty {})),
+        ("double", FeatureKind::Double(Empty {})),
+        ("string", FeatureKind::String(Empty {})),
+        ("dictionary by int64", dictionary(KeyKind::Int64(Empty {}))),
+        ("dictionary by string", dictionary(KeyKind::String(Empty {}))),
+    ]
+    .into_iter()
 }
 
 /// `None` when a size is negative.
@@ -135,7 +146,10 @@ fn encode_kind(kind: &FeatureKind) -> Result<model::FeatureKind, String> {
             color_space,
             flexibility: None,
         }),
-        FeatureKind::Other(what) => return Err(format!("it is of kind {what}")),
+        FeatureKind::Other(what) => {
+            let plain = plain_kinds().find(|(name, _)| name == what);
+            plain.map(|(_, kind)| kind).ok_or_else(|| format!("it is of kind {what}"))?
+        }
     })
 }
 
@@ -277,10 +291,14 @@ mod tests {
         let feature = Feature {
             name: "x".into(),
             short_description: String::new(),
-            kind: FeatureKind::Other("dictionary"),
+            kind: FeatureKind::Other("sequence"),
             optional: false,
         };
-        assert_eq!(encode_feature(&feature, None).unwrap_err(), "it is of kind dictionary");
+        assert_eq!(encode_feature(&feature, None).unwrap_err(), "it is of kind sequence");
+        for (name, kind) in plain_kinds() {
+            assert_eq!(decode_kind(Some(&kind)), FeatureKind::Other(name));
+            assert_eq!(encode_kind(&FeatureKind::Other(name)).unwrap(), kind);
+        }
         let bools =
             ArrayFeature { dtype: Some(DType::Bool), shape: vec![1], flexibility: Flexibility::Fixed, default: None };
         assert_eq!(encode_array(&bools).unwrap_err(), "multi-arrays of type bool do not exist");

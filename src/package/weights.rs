@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -212,7 +213,8 @@ fn read_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()
 pub(super) struct BlobWriter {
     bytes: Vec<u8>,
     count: u32,
-    written: HashMap<(DType, Vec<u8>), u64>,
+    /// Offsets of records by a hash of their content.
+    written: HashMap<u64, Vec<u64>>,
 }
 
 impl BlobWriter {
@@ -228,8 +230,11 @@ impl BlobWriter {
     /// Appends a blob, or finds the one that is there with the same content; returns the offset of its record.
     pub(super) fn append(&mut self, ty: &TensorType, data: &[u8]) -> Option<u64> {
         let number = BLOB_TYPES.iter().find(|(_, d)| *d == ty.dtype)?.0;
-        let key = (ty.dtype, data.to_vec());
-        if let Some(&offset) = self.written.get(&key) {
+        let mut hasher = DefaultHasher::new();
+        data.hash(&mut hasher);
+        let hash = hasher.finish();
+        let same = self.written.get(&hash).into_iter().flatten().find(|&&at| self.holds(at, number, data));
+        if let Some(&offset) = same {
             return Some(offset);
         }
         self.bytes.resize(self.bytes.len().max(ALIGNMENT).next_multiple_of(ALIGNMENT), 0);
@@ -241,8 +246,16 @@ impl BlobWriter {
         }
         self.bytes.extend_from_slice(data);
         self.count += 1;
-        self.written.insert(key, offset);
+        self.written.entry(hash).or_default().push(offset);
         Some(offset)
+    }
+
+    fn holds(&self, record: u64, number: u32, data: &[u8]) -> bool {
+        let at = record as usize;
+        let start = at + ALIGNMENT;
+        u32_at(&self.bytes, at + 4) == number
+            && u64_at(&self.bytes, at + 8) == data.len() as u64
+            && self.bytes.get(start..start + data.len()) == Some(data)
     }
 
     /// The file; `None` when it would hold no blob.

@@ -193,7 +193,8 @@ mod tests {
         assert_eq!(what(&[0x12, 5, 1]), Some("a field runs past the end of its message"));
         assert_eq!(what(&[0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]), what(&[0x12, 5, 1]));
         assert_eq!(what(&[0x08, 0x80]), Some("a number is cut off"));
-        assert_eq!(what(&[0x08, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1]).is_some(), true);
+        let long = [0x08, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1];
+        assert_eq!(what(&long), Some("a number takes more than 64 bits"));
         assert_eq!(what(&[0x0b]), Some("a group, which proto3 does not have"));
         assert_eq!(what(&[0x00]), Some("not a field tag"));
         assert_eq!(what(&[0x21, 1, 2]), what(&[0x12, 5, 1]));
