@@ -9,9 +9,8 @@ pub fn dying(f: &Function, v: ValueId, root: ValueId) -> Vec<OpId> {
     let mut work = vec![v];
     while let Some(at) = work.pop() {
         let Some(op) = f.producer(at).filter(|_| at != root) else { continue };
-        let unread = |&w: &ValueId| {
-            w == v || f.value(w).uses().iter().all(|u| u.op().is_some_and(|user| dying.contains(&user)))
-        };
+        let unread =
+            |&w: &ValueId| w == v || f.value(w).uses().iter().all(|u| u.op().is_some_and(|user| dying.contains(&user)));
         if dying.contains(&op) || f.op(op).kind() == "const" || !f.op(op).results().iter().all(unread) {
             continue;
         }

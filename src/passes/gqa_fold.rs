@@ -28,8 +28,8 @@
 use smallvec::SmallVec;
 
 use crate::analysis::layout::{Digit, Layout};
-use crate::analysis::spelling::{self, Step};
 use crate::analysis::liveness::dying_without;
+use crate::analysis::spelling::{self, Step};
 use crate::analysis::traffic::{op_bytes, value_bytes};
 use crate::ir::{DType, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
@@ -251,7 +251,8 @@ impl Product {
                 .map(|steps| (steps, !self.columns_by_row));
             for (steps, by_row) in [as_is, turned].into_iter().flatten() {
                 // New ops less those that die; the nearest source wins a tie.
-                let old: u32 = dying_without(f, reader, self.columns, layout.source).iter().map(|&op| op_cost(f, op)).sum();
+                let old: u32 =
+                    dying_without(f, reader, self.columns, layout.source).iter().map(|&op| op_cost(f, op)).sum();
                 let cost = i64::from(spelling::cost(&steps)) - i64::from(old);
                 if best.as_ref().is_none_or(|(c, _)| cost < *c) {
                     best = Some((cost, Shared { source: layout.source, steps, by_row, kv_heads }));

@@ -17,8 +17,8 @@
 //! Exactness: bitwise. Assumes: A1 (docs/assumptions.md).
 //! Declines: sizes that are not known; an output whose name cannot move.
 
-use crate::analysis::spelling::{self, Step, TRANSPOSE_COST, UNIT_TRANSPOSE_COST, VIEW_COST, moves_only_unit_axes};
 use crate::analysis::liveness::dying;
+use crate::analysis::spelling::{self, Step, TRANSPOSE_COST, UNIT_TRANSPOSE_COST, VIEW_COST, moves_only_unit_axes};
 use crate::ir::{Function, OpId, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Budget, Context, NoMatch, Outcome, Patch, Ref, Rule, drive, is_returned};

@@ -201,6 +201,7 @@ impl Parser<'_> {
             self.at += len;
             return Ok(Node::Number(number));
         }
+        let start = self.at;
         let word = self.word().to_string();
         match &word[..] {
             "" => return Err(self.error("expected an op, ?name, _ or a constant")),
@@ -210,6 +211,7 @@ impl Parser<'_> {
             _ => {}
         }
         if crate::opset::row(&word).is_none() {
+            self.at = start;
             return Err(self.error(&format!("`{word}` is no op that this crate knows")));
         }
         if !self.eat('(') {
@@ -236,7 +238,9 @@ mod tests {
 
     #[test]
     fn bad_patterns_say_where() {
-        for (text, column) in [("", 1), ("?x", 1), ("nosuchop(x = _)", 10), ("add(x = ?a", 11), ("add(x = ?a) y", 13)] {
+        for (text, column) in
+            [("", 1), ("?x", 1), ("add(x = nosuchop(x = _))", 9), ("add(x = ?a", 11), ("add(x = ?a) y", 13)]
+        {
             let e = Pattern::parse(text).unwrap_err();
             assert_eq!(e.column, column, "{text}: {e}");
         }

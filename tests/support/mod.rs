@@ -23,7 +23,12 @@ pub fn optimize(before: &Program, passes: &str) -> (Program, Report) {
     let report = pipeline.run(&mut after, &RunOptions::default()).unwrap();
     verify::typed(&after).unwrap_or_else(|e| panic!("after: {e}\n{}", text::print_program(&after)));
     let verdict = equiv::check(before, &after, None, &equiv::Options::default()).unwrap();
-    assert!(verdict.satisfies(equiv::Exactness::Bitwise), "{verdict}\n{}\n{}", text::print_program(before), text::print_program(&after));
+    assert!(
+        verdict.satisfies(equiv::Exactness::Bitwise),
+        "{verdict}\n{}\n{}",
+        text::print_program(before),
+        text::print_program(&after)
+    );
     let once = text::print_program(&after);
     let again = pipeline.run(&mut after, &RunOptions::default()).unwrap();
     assert!(!again.changed(), "a second run changes something:\n{again}\n{once}\n{}", text::print_program(&after));
