@@ -2,7 +2,7 @@
 
 use crate::ir::Dim;
 
-use super::layout::{Digit, Layout, Stride, stride_order};
+use super::layout::{Digit, Layout, stride_order};
 
 /// Highest rank of an intermediate tensor; Core ML refuses more.
 pub const MAX_RANK: usize = 5;
@@ -11,14 +11,14 @@ pub const MAX_RANK: usize = 5;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// `reshape` to this shape.
-    Reshape(Vec<u64>),
+    Reshape(Vec<Dim>),
     /// `transpose` by this permutation, which gives this shape.
-    Transpose(Vec<usize>, Vec<u64>),
+    Transpose(Vec<usize>, Vec<Dim>),
 }
 
 impl Step {
     /// The shape after this step.
-    pub fn shape(&self) -> &[u64] {
+    pub fn shape(&self) -> &[Dim] {
         match self {
             Step::Reshape(s) | Step::Transpose(_, s) => s,
         }
@@ -31,23 +31,39 @@ pub const VIEW_COST: u32 = 2;
 pub const UNIT_TRANSPOSE_COST: u32 = 3;
 /// Relative cost of a `transpose` that moves data: more than a reshape before and after it can save.
 pub const TRANSPOSE_COST: u32 = 7;
+/// Relative cost of a `reshape` whose shape has to be computed at run time.
+pub const COMPUTED_RESHAPE_COST: u32 = 20;
 
 /// The relative cost of a spelling.
 pub fn cost(steps: &[Step]) -> u32 {
-    steps.iter().map(|s| if matches!(s, Step::Reshape(_)) { VIEW_COST } else { TRANSPOSE_COST }).sum()
+    let one = |s: &Step| match s {
+        Step::Reshape(shape) if unknowns(shape) > 1 => COMPUTED_RESHAPE_COST,
+        Step::Reshape(_) => VIEW_COST,
+        Step::Transpose(..) => TRANSPOSE_COST,
+    };
+    steps.iter().map(one).sum()
+}
+
+/// Whether a spelling moves no data.
+pub fn is_view(steps: &[Step]) -> bool {
+    steps.iter().all(|s| matches!(s, Step::Reshape(_)))
+}
+
+/// How many sizes are not known.
+pub fn unknowns(shape: &[Dim]) -> usize {
+    shape.iter().filter(|d| d.as_known().is_none()).count()
 }
 
 /// Whether a transposition of this shape leaves the elements in place.
-pub fn moves_only_unit_axes(shape: &[u64], perm: &[usize]) -> bool {
-    let kept: Vec<usize> = perm.iter().copied().filter(|&p| shape.get(p).is_some_and(|&n| n != 1)).collect();
+pub fn moves_only_unit_axes(shape: &[Dim], perm: &[usize]) -> bool {
+    let kept: Vec<usize> = perm.iter().copied().filter(|&p| shape.get(p).is_some_and(|d| !d.is_one())).collect();
     kept.is_sorted()
 }
 
 /// The cheapest steps from a tensor of shape `from` to one of shape `to` whose elements lie as `layout` says; `None`
-/// when the layout is not a bijection of known sizes.
-pub fn spell(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>> {
-    let volume = from.iter().try_fold(1u64, |a, &n| a.checked_mul(n))?;
-    if !layout.is_bijection(&Dim::known(volume)) {
+/// when the layout is not provably a bijection.
+pub fn spell(from: &[Dim], layout: &Layout, to: &[Dim]) -> Option<Vec<Step>> {
+    if !layout.is_bijection(&Dim::product(from)?) {
         return None;
     }
     if layout.is_row_major() {
@@ -61,27 +77,30 @@ pub fn spell(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>> {
 }
 
 /// `transpose` of the source's own axes, then `reshape?`.
-fn by_source_axes(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>> {
-    let mut strides = vec![1u64; from.len()];
-    for i in (0..from.len().saturating_sub(1)).rev() {
-        strides[i] = strides[i + 1].checked_mul(from[i + 1])?;
+fn by_source_axes(from: &[Dim], layout: &Layout, to: &[Dim]) -> Option<Vec<Step>> {
+    // The stride of each source axis times its size.
+    let mut spans = vec![Dim::known(1); from.len()];
+    let mut span = Dim::known(1);
+    for i in (0..from.len()).rev() {
+        span = span.checked_mul(&from[i])?;
+        spans[i] = span.clone();
     }
     // Each target axis as a run of whole source axes.
     let mut axes: Vec<Vec<usize>> = Vec::new();
     for axis in &layout.axes {
         let mut runs = Vec::new();
         for d in axis {
-            let (mut extent, stride) = (d.extent.as_known()?, d.stride.positive()?.as_known()?);
-            while extent > 1 {
-                let span = stride.checked_mul(extent)?;
-                let i = (0..from.len()).find(|&i| from[i] > 1 && strides[i].checked_mul(from[i]) == Some(span))?;
-                extent = extent.checked_div(from[i]).filter(|&rest| rest * from[i] == extent)?;
+            let mut extent = d.extent.clone();
+            while !extent.is_one() {
+                let span = d.stride.positive()?.checked_mul(&extent)?;
+                let i = (0..from.len()).find(|&i| !from[i].is_one() && spans[i] == span)?;
+                extent = extent.checked_div(&from[i])?;
                 runs.push(i);
             }
         }
         axes.push(runs);
     }
-    let mut units = (0..from.len()).filter(|&i| from[i] == 1);
+    let mut units = (0..from.len()).filter(|&i| from[i].is_one());
     let mut perm = Vec::new();
     for run in &axes {
         if run.is_empty() {
@@ -95,7 +114,7 @@ fn by_source_axes(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>
     if sorted != (0..from.len()).collect::<Vec<_>>() {
         return None;
     }
-    let shape: Vec<u64> = perm.iter().map(|&p| from[p]).collect();
+    let shape: Vec<Dim> = perm.iter().map(|&p| from[p].clone()).collect();
     let mut steps = vec![Step::Transpose(perm, shape.clone())];
     if shape != to {
         steps.push(Step::Reshape(to.to_vec()));
@@ -104,19 +123,17 @@ fn by_source_axes(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>
 }
 
 /// `reshape?` to the target's axes in the source's order, then `transpose`.
-fn by_target_axes(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>> {
-    let mut order: Vec<(u64, usize)> = Vec::new();
-    for (i, axis) in layout.axes.iter().enumerate() {
-        match &axis[..] {
-            [] => order.push((u64::MAX, i)),
-            [d] => order.push((d.stride.positive()?.as_known()?, i)),
-            _ => return None,
-        }
+fn by_target_axes(from: &[Dim], layout: &Layout, to: &[Dim]) -> Option<Vec<Step>> {
+    if layout.axes.iter().any(|axis| axis.len() > 1) {
+        return None;
     }
-    order.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-    let middle: Vec<u64> = order.iter().map(|&(_, i)| to[i]).collect();
+    let filled: Vec<usize> = (0..to.len()).filter(|&i| !layout.axes[i].is_empty()).collect();
+    let digits: Vec<Digit> = filled.iter().map(|&i| layout.axes[i][0].clone()).collect();
+    let units = (0..to.len()).filter(|&i| layout.axes[i].is_empty());
+    let order: Vec<usize> = units.chain(stride_order(&digits)?.into_iter().map(|i| filled[i])).collect();
+    let middle: Vec<Dim> = order.iter().map(|&i| to[i].clone()).collect();
     let mut perm = vec![0; to.len()];
-    for (position, &(_, i)) in order.iter().enumerate() {
+    for (position, &i) in order.iter().enumerate() {
         perm[i] = position;
     }
     let mut steps = Vec::new();
@@ -128,12 +145,11 @@ fn by_target_axes(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>
 }
 
 /// `reshape?` to the digits, `transpose`, `reshape?`.
-fn by_digits(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>> {
+fn by_digits(from: &[Dim], layout: &Layout, to: &[Dim]) -> Option<Vec<Step>> {
     let digits = layout.digits();
     let order = stride_order(&digits)?;
-    let extent = |i: usize| digits[i].extent.as_known();
-    let middle: Vec<u64> = order.iter().map(|&i| extent(i)).collect::<Option<_>>()?;
-    let shape: Vec<u64> = (0..digits.len()).map(extent).collect::<Option<_>>()?;
+    let middle: Vec<Dim> = order.iter().map(|&i| digits[i].extent.clone()).collect();
+    let shape: Vec<Dim> = digits.iter().map(|d| d.extent.clone()).collect();
     let perm: Vec<usize> = (0..digits.len()).map(|i| order.iter().position(|&o| o == i)).collect::<Option<_>>()?;
     let mut steps = Vec::new();
     if middle != from {
@@ -146,16 +162,41 @@ fn by_digits(from: &[u64], layout: &Layout, to: &[u64]) -> Option<Vec<Step>> {
     Some(steps)
 }
 
-/// The layout with the repeated digits of one axis dropped, together with their extents' product; `None` when a
-/// repeated digit is not at the minor end of that axis or another axis repeats.
-pub fn without_minor_repeat(layout: &Layout, axis: usize) -> Option<(Layout, Dim)> {
-    let mut out = layout.clone();
-    let mut group = Dim::known(1);
-    while out.axes.get(axis)?.last().is_some_and(Digit::repeats) {
-        let d = out.axes[axis].pop()?;
-        group = group.checked_mul(&d.extent)?;
+/// In which order the heads of a repeated axis come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Query head h reads KV head h div group: the digits `(n_kv_heads, t)(group, 0)`.
+    Grouped,
+    /// Query head h reads KV head h mod n_kv_heads: the digits `(group, 0)(n_kv_heads, t)`.
+    Interleaved,
+}
+
+/// A layout that repeats along one axis, taken apart.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Repeat {
+    /// The layout without the repeated digits.
+    pub once: Layout,
+    /// How often each head occurs.
+    pub group: Dim,
+    /// Where the repeated digits were.
+    pub order: Order,
+}
+
+/// Takes the repeat of one axis out of a layout; `None` when that axis repeats in the middle or not at all, or another
+/// axis repeats too.
+pub fn take_repeat(layout: &Layout, axis: usize) -> Option<Repeat> {
+    let digits = layout.axes.get(axis)?;
+    let (repeats, once): (Vec<&Digit>, Vec<&Digit>) = digits.iter().partition(|d| d.repeats());
+    let (first, last) = (digits.first()?, digits.last()?);
+    let middle = digits.windows(2).filter(|w| w[0].repeats() != w[1].repeats()).count();
+    if repeats.is_empty() || middle > 1 {
+        return None;
     }
-    (!out.repeats()).then_some((out, group))
+    let order = if last.repeats() || !first.repeats() { Order::Grouped } else { Order::Interleaved };
+    let group = Dim::product(repeats.iter().map(|d| &d.extent))?;
+    let mut layout = layout.clone();
+    layout.axes[axis] = once.into_iter().cloned().collect();
+    (!layout.repeats()).then_some(Repeat { once: layout, group, order })
 }
 
 /// The strides of a layout's last two axes exchanged: the layout of the transposed matrices.
@@ -168,7 +209,7 @@ pub fn matrix_transposed(layout: &Layout) -> Option<Layout> {
 
 /// The layout of axes that are all widened from one element.
 pub fn repeats_only(axis: &[Digit]) -> bool {
-    axis.iter().all(|d| d.stride == Stride::zero())
+    axis.iter().all(Digit::repeats)
 }
 
 #[cfg(test)]
@@ -176,30 +217,44 @@ mod tests {
     use super::*;
     use crate::ir::{Id, ValueId};
 
+    fn dims(sizes: &[u64]) -> Vec<Dim> {
+        sizes.iter().map(|&n| Dim::known(n)).collect()
+    }
+
     fn layout(from: &[u64], perm: &[usize], to: &[u64]) -> Layout {
-        let dims = |s: &[u64]| s.iter().map(|&n| Dim::known(n)).collect::<Vec<_>>();
         let l = Layout::identity(ValueId::new(0), &dims(from)).unwrap();
         l.transpose(perm).unwrap().reshape(&dims(to)).unwrap()
     }
 
+    fn spelled(from: &[u64], perm: &[usize], to: &[u64], start: &[u64]) -> Vec<Step> {
+        spell(&dims(start), &layout(from, perm, to), &dims(to)).unwrap()
+    }
+
     #[test]
     fn unit_transposes_are_reshapes() {
-        let l = layout(&[1, 1, 8, 16], &[0, 2, 1, 3], &[1, 8, 1, 16]);
-        assert_eq!(spell(&[1, 1, 8, 16], &l, &[1, 8, 1, 16]), Some(vec![Step::Reshape(vec![1, 8, 1, 16])]));
-        let same = layout(&[2, 3], &[0, 1], &[2, 3]);
-        assert_eq!(spell(&[2, 3], &same, &[2, 3]), Some(vec![]));
+        let steps = spelled(&[1, 1, 8, 16], &[0, 2, 1, 3], &[1, 8, 1, 16], &[1, 1, 8, 16]);
+        assert_eq!(steps, [Step::Reshape(dims(&[1, 8, 1, 16]))]);
+        assert_eq!(spelled(&[2, 3], &[0, 1], &[2, 3], &[2, 3]), []);
     }
 
     #[test]
     fn one_transpose_where_it_suffices() {
-        let l = layout(&[1, 4, 8, 16], &[0, 2, 1, 3], &[1, 8, 4, 16]);
-        assert_eq!(
-            spell(&[1, 4, 8, 16], &l, &[1, 8, 4, 16]),
-            Some(vec![Step::Transpose(vec![0, 2, 1, 3], vec![1, 8, 4, 16])])
-        );
-        let l = layout(&[1, 8, 4, 16], &[0, 2, 1, 3], &[1, 4, 128]);
-        assert_eq!(spell(&[1, 8, 4, 16], &l, &[1, 4, 128]).unwrap().len(), 2);
-        let l = layout(&[4, 8, 16], &[1, 0, 2], &[8, 4, 16]);
-        assert_eq!(spell(&[4, 128], &l, &[8, 4, 16]).unwrap().len(), 2);
+        let steps = spelled(&[1, 4, 8, 16], &[0, 2, 1, 3], &[1, 8, 4, 16], &[1, 4, 8, 16]);
+        assert_eq!(steps, [Step::Transpose(vec![0, 2, 1, 3], dims(&[1, 8, 4, 16]))]);
+        assert_eq!(spelled(&[1, 8, 4, 16], &[0, 2, 1, 3], &[1, 4, 128], &[1, 8, 4, 16]).len(), 2);
+        assert_eq!(spelled(&[4, 8, 16], &[1, 0, 2], &[8, 4, 16], &[4, 128]).len(), 2);
+    }
+
+    #[test]
+    fn repeats_come_apart_by_order() {
+        let kv = Layout::identity(ValueId::new(0), &dims(&[1, 2, 5])).unwrap();
+        let tiled = kv.tile(&dims(&[1, 4, 1])).unwrap();
+        let repeat = take_repeat(&tiled, 1).unwrap();
+        assert_eq!((repeat.order, repeat.group, repeat.once), (Order::Interleaved, Dim::known(4), kv.clone()));
+        let wide = kv.reshape(&dims(&[1, 2, 1, 5])).unwrap().tile(&dims(&[1, 1, 4, 1])).unwrap();
+        let grouped = wide.reshape(&dims(&[1, 8, 5])).unwrap();
+        let repeat = take_repeat(&grouped, 1).unwrap();
+        assert_eq!((repeat.order, repeat.group, repeat.once), (Order::Grouped, Dim::known(4), kv));
+        assert_eq!(take_repeat(&grouped, 2), None);
     }
 }

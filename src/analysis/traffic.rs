@@ -136,9 +136,8 @@ pub fn op_bytes(f: &Function, op: OpId) -> u64 {
 pub fn is_view(f: &Function, op: OpId) -> bool {
     match &**f.op(op).kind() {
         "reshape" | "expand_dims" | "squeeze" | "flatten2d" | "identity" | "read_state" | "write_state" => true,
-        "transpose" => views::Transpose::of(f, op).is_some_and(|t| {
-            f.tensor(t.x).and_then(|ty| ty.known_shape()).is_some_and(|s| moves_only_unit_axes(&s, &t.perm))
-        }),
+        "transpose" => views::Transpose::of(f, op)
+            .is_some_and(|t| f.tensor(t.x).is_some_and(|ty| moves_only_unit_axes(&ty.shape, &t.perm))),
         "slice_by_index" => slices_leading_axis(f, op),
         _ => false,
     }

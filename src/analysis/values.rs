@@ -281,9 +281,7 @@ impl Values {
                 let slice = views::Slice::of(f, op)?;
                 let axis = slice.axes.first()?;
                 let (begin, n) = (axis.begin? as i64, axis.extent.as_ref()?.as_known()? as i64);
-                (0..n)
-                    .map(|i| items.get(usize::try_from(begin + i * axis.stride).ok()?).cloned())
-                    .collect()
+                (0..n).map(|i| items.get(usize::try_from(begin + i * axis.stride).ok()?).cloned()).collect()
             }
             "select" => {
                 let (cond, a, b) = (self.param(f, op, "cond")?, self.param(f, op, "a")?, self.param(f, op, "b")?);

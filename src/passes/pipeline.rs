@@ -43,7 +43,7 @@ pub fn all() -> &'static [PassInfo] {
             exactness: Exactness::Bitwise,
             default: true,
             help: include_str!("gqa_fold.rs"),
-            make: || Box::new(GqaFold),
+            make: || Box::new(GqaFold::default()),
         },
         // After folding: its reshapes meet those of the model.
         PassInfo {

@@ -1,15 +1,18 @@
-//! Sinking: the reshapes that a fold leaves around softmax and its neighbours move out of the way.
+//! Regrouping regions: the reshapes that a fold leaves around softmax and its neighbours move out of the way.
 //!
-//! Between a fold's output reshape `[…, n_kv_heads, group·q_len, …] → […, n_heads, q_len, …]` and the next fold's input
-//! reshape lies a region of ops that work element by element or along the key axis. Both reshapes keep the rank and the
-//! positions of all axes, so the region can compute in the folded shape: axis numbers stay what they are, and only
-//! operands and sizes on the head and row axes change.
+//! A fold leaves reshapes between the *head layout* and a *folded* one. Both lowerings change two neighbouring axes and
+//! keep the rank: rows turn `[…, n_heads, q_len, …]` into `[…, n_kv_heads, group·q_len, …]`, batch axes turn
+//! `[1, n_heads, …]` into `[n_kv_heads, group, …]`. Ops that work element by element, or along other axes, can therefore
+//! compute in the folded shape as they are: axis numbers stay, only operands and sizes on the two axes change.
+//!
+//! *Sinking* starts from reshapes into head layout and follows their readers; *hoisting* starts from reshapes into the
+//! folded shape and follows what they read, into the projection's own reshape.
 //!
 //! Members: elementwise ops, `select`, `cast`, softmax, cumsum and reductions along other axes, `concat`, `split`,
-//! slices and `pad` that leave head and row axes whole, `expand_dims` / `squeeze` behind the row axis, `fill_like`.
+//! slices and `pad` that leave both axes whole, `expand_dims` / `squeeze` behind them, `fill_like`.
 //!
-//! An operand from outside is free when it has extent one on the head and row axes, when its layout only repeats there,
-//! when it is a constant (its declared shape changes, its bytes do not), or when one reshape regroups it.
+//! An operand from outside is free when it has extent one on both axes, when its layout only repeats there, when it is a
+//! constant (its declared shape changes, its bytes do not), or when one reshape regroups it.
 //!
 //! A region moves whole or not at all, and only when more reshapes go than come: a member that is also read outside keeps
 //! one reshape for that.
@@ -18,76 +21,107 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::analysis::layout::{Layouts, takes_all};
 use crate::analysis::spelling::{self, Step};
-use crate::ir::{Function, Literal, OpId, Operand, TensorType, Use, ValueId};
+use crate::ir::{BlockId, Dim, Function, Literal, OpId, Operand, TensorType, Use, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Budget, Declined, Fired, Outcome, PatchError, Transaction, is_returned};
+use crate::rewrite::{Budget, Declined, Fired, Outcome, Patch, PatchError, Transaction, is_returned};
 
-/// Sinks every reshape among those that `is_entry` admits, as far as it pays.
-pub(super) fn run(f: &mut Function, is_entry: impl Fn(OpId) -> bool, budget: &mut Budget) -> Outcome {
+/// Sinks every reshape into head layout among those that `is_new` admits, as far as it pays.
+pub(super) fn sink(f: &mut Function, is_new: impl Fn(OpId) -> bool, budget: &mut Budget) -> Outcome {
     let mut outcome = Outcome::default();
     let mut done: BTreeSet<OpId> = BTreeSet::new();
     for op in f.all_ops() {
-        if !is_entry(op) || !f.is_live(op) || done.contains(&op) {
+        if !is_new(op) || !f.is_live(op) || done.contains(&op) {
             continue;
         }
-        let Some(fold) = Fold::of(f, op) else { continue };
-        let region = Region::grow(f, fold, op);
+        let Some(fold) = Fold::undone_by(f, op) else { continue };
+        let region = Region::below(f, fold, op);
         done.extend(region.entries.iter().copied());
-        if region.members.is_empty() {
-            continue;
-        }
-        let name = f.describe(op);
-        if let Some(reason) = region.refusal(f) {
-            outcome.declined.push(Declined { op: name, reason });
-            continue;
-        }
-        if !budget.take() {
+        if !region.members.is_empty() && !region.settle(f, op, "sunk", budget, &mut outcome) {
             break;
-        }
-        let form = format!("sunk through {} ops, {} reshapes fewer", region.members.len(), region.gain(f));
-        match region.apply(f) {
-            Ok(()) => outcome.fired.push(Fired { op: name, form, bytes_saved: 0, bytes_added: 0 }),
-            Err(e) => outcome.declined.push(Declined { op: name, reason: e.to_string() }),
         }
     }
     outcome
 }
 
-/// How a folded shape relates to the head layout: `[…, heads, rows, …]` is `[…, kv_heads, group·rows, …]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Hoists every reshape into a folded shape among those that `is_new` admits, as far as it pays.
+pub(super) fn hoist(f: &mut Function, is_new: impl Fn(OpId) -> bool, budget: &mut Budget) -> Outcome {
+    let mut outcome = Outcome::default();
+    for op in f.all_ops() {
+        if !is_new(op) || !f.is_live(op) {
+            continue;
+        }
+        let Some(fold) = Fold::done_by(f, op) else { continue };
+        let region = Region::above(f, fold, op);
+        let pays = !region.members.is_empty() && region.refusal(f).is_none();
+        if pays && !region.settle(f, op, "hoisted", budget, &mut outcome) {
+            break;
+        }
+    }
+    outcome
+}
+
+/// Two neighbouring axes in head layout and folded.
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Fold {
-    /// The head axis, counted from the left; the row axis is the next.
+    /// The first of the two axes, counted from the left.
     axis: usize,
-    kv_heads: u64,
-    heads: u64,
-    q_len: u64,
+    /// Their sizes in head layout.
+    head: [Dim; 2],
+    /// Their sizes in the folded shape.
+    folded: [Dim; 2],
 }
 
 impl Fold {
-    /// The fold that a reshape undoes, if it does.
-    fn of(f: &Function, op: OpId) -> Option<Fold> {
-        let view = views::Reshape::of(f, op)?;
-        let from = f.tensor(view.x)?.known_shape()?;
-        let to = f.tensor(f.op(op).results()[0])?.known_shape()?;
-        if from.len() != to.len() {
-            return None;
-        }
-        let axis = (0..from.len()).find(|&i| from[i] != to[i])?;
-        let fold = Fold { axis, kv_heads: from[axis], heads: to[axis], q_len: *to.get(axis + 1)? };
-        (fold.heads % fold.kv_heads.max(1) == 0 && fold.folded(&to).as_deref() == Some(&from[..])).then_some(fold)
+    /// The fold between two shapes of one rank that differ in two neighbouring axes.
+    fn between(head: &[Dim], folded: &[Dim]) -> Option<Fold> {
+        let axis = (0..head.len().min(folded.len())).find(|&i| head[i] != folded[i])?;
+        let pair = |s: &[Dim]| Some([s.get(axis)?.clone(), s.get(axis + 1)?.clone()]);
+        let fold = Fold { axis, head: pair(head)?, folded: pair(folded)? };
+        let same = fold.fold(head).as_deref() == Some(folded) && head.len() == folded.len();
+        (same && Dim::product(&fold.head) == Dim::product(&fold.folded)).then_some(fold)
     }
 
-    /// Whether a shape in head layout has this fold's heads and rows where they belong.
-    fn is_head_layout(&self, shape: &[u64]) -> bool {
-        shape.get(self.axis) == Some(&self.heads) && shape.get(self.axis + 1) == Some(&self.q_len)
+    fn shapes(f: &Function, reshape: OpId) -> Option<(&[Dim], &[Dim])> {
+        let view = views::Reshape::of(f, reshape)?;
+        Some((&f.tensor(view.x)?.shape, &f.tensor(f.op(reshape).results()[0])?.shape))
+    }
+
+    /// The fold that a reshape into head layout undoes.
+    fn undone_by(f: &Function, reshape: OpId) -> Option<Fold> {
+        Fold::shapes(f, reshape).and_then(|(from, to)| Fold::between(to, from))
+    }
+
+    /// The fold that a reshape does.
+    fn done_by(f: &Function, reshape: OpId) -> Option<Fold> {
+        Fold::shapes(f, reshape).and_then(|(from, to)| Fold::between(from, to))
+    }
+
+    fn is_head_layout(&self, shape: &[Dim]) -> bool {
+        shape.get(self.axis..self.axis + 2) == Some(&self.head[..])
+    }
+
+    fn replaced(&self, shape: &[Dim], pair: &[Dim; 2]) -> Option<Vec<Dim>> {
+        let mut out = shape.to_vec();
+        out.get_mut(self.axis..self.axis + 2)?.clone_from_slice(pair);
+        Some(out)
     }
 
     /// The folded form of a shape in head layout.
-    fn folded(&self, shape: &[u64]) -> Option<Vec<u64>> {
-        let mut out = shape.to_vec();
-        *out.get_mut(self.axis)? = self.kv_heads;
-        *out.get_mut(self.axis + 1)? = (self.heads / self.kv_heads).checked_mul(self.q_len)?;
-        Some(out)
+    fn fold(&self, shape: &[Dim]) -> Option<Vec<Dim>> {
+        self.replaced(shape, &self.folded)
+    }
+
+    /// The head layout of a folded shape.
+    fn unfold(&self, shape: &[Dim]) -> Option<Vec<Dim>> {
+        self.replaced(shape, &self.head)
+    }
+
+    fn touches(&self, axis: usize) -> bool {
+        axis == self.axis || axis == self.axis + 1
+    }
+
+    fn is_behind(&self, axis: usize) -> bool {
+        axis > self.axis + 1
     }
 }
 
@@ -109,7 +143,7 @@ struct Region {
     entries: Vec<OpId>,
     /// Ops that will compute in the folded shape, in block order.
     members: Vec<OpId>,
-    /// Reshapes of members back to the folded shape.
+    /// Reshapes of members to the folded shape.
     exits: Vec<OpId>,
     /// Results of members that are read outside, or returned.
     leaks: Vec<ValueId>,
@@ -122,17 +156,23 @@ struct Region {
 }
 
 impl Region {
-    fn grow(f: &Function, fold: Fold, entry: OpId) -> Region {
-        let mut region = Region {
+    fn new(fold: Fold) -> Region {
+        Region {
             fold,
-            entries: vec![entry],
+            entries: vec![],
             members: vec![],
             exits: vec![],
             leaks: vec![],
             outside: BTreeMap::new(),
             borders: vec![],
             blocked: None,
-        };
+        }
+    }
+
+    /// What reads a reshape into head layout, as far down as it goes.
+    fn below(f: &Function, fold: Fold, entry: OpId) -> Region {
+        let mut region = Region::new(fold);
+        region.entries.push(entry);
         let mut work: Vec<ValueId> = f.op(entry).results().to_vec();
         while let Some(v) = work.pop() {
             let is_entry = f.producer(v).is_some_and(|p| region.entries.contains(&p));
@@ -149,7 +189,7 @@ impl Region {
                     region.exits.push(user);
                     continue;
                 }
-                match member(f, &fold, user, f.op(entry).block()) {
+                match member(f, &region.fold, user, f.op(entry).block()) {
                     Ok(()) => {
                         region.members.push(user);
                         work.extend(f.op(user).results());
@@ -165,10 +205,54 @@ impl Region {
                 region.leaks.push(v);
             }
         }
-        let order: BTreeMap<OpId, usize> = f.ops(f.op(entry).block()).enumerate().map(|(i, op)| (op, i)).collect();
-        region.members.sort_by_key(|op| order[op]);
-        region.look_outside(f);
-        region
+        region.finish(f, f.op(entry).block())
+    }
+
+    /// What a reshape to the folded shape reads, as far up as nothing else reads it.
+    fn above(f: &Function, fold: Fold, exit: OpId) -> Region {
+        let block = f.op(exit).block();
+        let mut region = Region::new(fold);
+        region.exits.push(exit);
+        let mut wanted: Vec<ValueId> = f.op(exit).value("x").into_iter().collect();
+        let mut grown = true;
+        while grown {
+            grown = false;
+            for v in wanted.clone() {
+                let Some(op) = f.producer(v).filter(|op| !region.members.contains(op)) else { continue };
+                if member(f, &region.fold, op, block).is_ok() && region.reads_all(f, op) {
+                    region.members.push(op);
+                    wanted.extend(f.op(op).operands().iter().filter_map(|o| o.as_value()));
+                    grown = true;
+                }
+            }
+        }
+        region.finish(f, block)
+    }
+
+    /// Whether the region reads all results of an op; exits that it finds become its own.
+    fn reads_all(&mut self, f: &Function, op: OpId) -> bool {
+        let mut exits = Vec::new();
+        let all = f.op(op).results().iter().all(|&v| {
+            f.value(v).uses().iter().all(|u| match u.op() {
+                Some(user) if self.members.contains(&user) || self.exits.contains(&user) => true,
+                Some(user) if self.is_exit(f, v, user) => {
+                    exits.push(user);
+                    true
+                }
+                _ => false,
+            })
+        });
+        if all {
+            self.exits.extend(exits);
+        }
+        all
+    }
+
+    fn finish(mut self, f: &Function, block: BlockId) -> Region {
+        let order: BTreeMap<OpId, usize> = f.ops(block).enumerate().map(|(i, op)| (op, i)).collect();
+        self.members.sort_by_key(|op| order.get(op));
+        self.look_outside(f);
+        self
     }
 
     /// Further folds whose output a member reads join the region.
@@ -177,7 +261,8 @@ impl Region {
         for operand in f.op(member).operands() {
             let Some(v) = operand.as_value() else { continue };
             let Some(op) = f.producer(v) else { continue };
-            if !self.entries.contains(&op) && !self.members.contains(&op) && Fold::of(f, op) == Some(self.fold) {
+            let known = self.entries.contains(&op) || self.members.contains(&op);
+            if !known && Fold::undone_by(f, op).as_ref() == Some(&self.fold) {
                 self.entries.push(op);
                 joined.push(v);
             }
@@ -186,13 +271,8 @@ impl Region {
     }
 
     fn is_exit(&self, f: &Function, v: ValueId, user: OpId) -> bool {
-        let shapes = || {
-            let view = views::Reshape::of(f, user)?;
-            let from = f.tensor(view.x)?.known_shape()?;
-            let to = f.tensor(f.op(user).results()[0])?.known_shape()?;
-            Some(view.x == v && self.fold.folded(&from)? == to[..])
-        };
-        shapes() == Some(true) && !is_returned(f, f.op(user).results()[0])
+        let folds = Fold::done_by(f, user).as_ref() == Some(&self.fold);
+        folds && f.op(user).value("x") == Some(v) && !is_returned(f, f.op(user).results()[0])
     }
 
     fn is_inside(&self, f: &Function, v: ValueId) -> bool {
@@ -225,6 +305,8 @@ impl Region {
 
     /// Reshapes that go, less those that come.
     fn gain(&self, f: &Function) -> i64 {
+        let read_by_members =
+            |v: ValueId| f.value(v).uses().iter().all(|u| u.op().is_some_and(|user| self.members.contains(&user)));
         let added: BTreeSet<ValueId> = self
             .outside
             .values()
@@ -232,15 +314,11 @@ impl Region {
                 Outside::Spelled(v, steps) if !steps.is_empty() => Some(*v),
                 _ => None,
             })
+            // A reshape of a view that only the region reads becomes one op with it.
+            .filter(|&v| !(read_by_members(v) && f.producer(v).is_some_and(|op| is_reshaping(f, op))))
             .collect();
         // An entry that is also read outside stays.
-        let only_members_read = |entry: &&OpId| {
-            f.op(**entry)
-                .results()
-                .iter()
-                .all(|&v| f.value(v).uses().iter().all(|u| u.op().is_some_and(|user| self.members.contains(&user))))
-        };
-        let gone = self.entries.iter().filter(only_members_read).count() + self.exits.len();
+        let gone = self.entries.iter().filter(|&&e| read_by_members(f.op(e).results()[0])).count() + self.exits.len();
         gone as i64 - (self.leaks.len() + added.len()) as i64
     }
 
@@ -257,6 +335,24 @@ impl Region {
         })
     }
 
+    /// Moves the region, or says why not; `false` when the budget is spent.
+    fn settle(&self, f: &mut Function, seed: OpId, verb: &str, budget: &mut Budget, outcome: &mut Outcome) -> bool {
+        let op = f.describe(seed);
+        if let Some(reason) = self.refusal(f) {
+            outcome.declined.push(Declined { op, reason });
+            return true;
+        }
+        if !budget.take() {
+            return false;
+        }
+        let form = format!("{verb} through {} ops, {} reshapes fewer", self.members.len(), self.gain(f));
+        match self.apply(f) {
+            Ok(()) => outcome.fired.push(Fired { op, form, bytes_saved: 0, bytes_added: 0 }),
+            Err(e) => outcome.declined.push(Declined { op, reason: e.to_string() }),
+        }
+        true
+    }
+
     fn apply(&self, f: &mut Function) -> Result<(), PatchError> {
         let mut t = Transaction::begin(f);
         for &entry in &self.entries {
@@ -268,7 +364,7 @@ impl Region {
                 }
             }
         }
-        let mut spelled: BTreeMap<(ValueId, Vec<u64>), ValueId> = BTreeMap::new();
+        let mut spelled: Vec<(ValueId, &[Step], ValueId)> = Vec::new();
         for &op in &self.members {
             for ((_, operand), outside) in self.outside.range((op, 0)..=(op, usize::MAX)) {
                 let to = match outside {
@@ -279,17 +375,17 @@ impl Region {
                         let name = format!("{}_{}", base.as_deref().unwrap_or("c"), param.as_deref().unwrap_or("c"));
                         t.insert_const(op, &name, literal.clone())
                     }
-                    Outside::Spelled(v, steps) => {
-                        let shape = steps.last().map(|s| s.shape().to_vec()).unwrap_or_default();
-                        match spelled.get(&(*v, shape.clone())) {
-                            Some(&done) => done,
-                            None => {
-                                let made = self.spell(&mut t, op, *v, steps)?;
-                                spelled.insert((*v, shape), made);
-                                made
-                            }
+                    Outside::Spelled(v, steps) => match spelled.iter().find(|(w, s, _)| w == v && s == steps) {
+                        Some(&(_, _, made)) => made,
+                        None => {
+                            let mut patch = Patch::before(op);
+                            let name = format!("{}_grouped", t.value(*v).name());
+                            let at = patch.steps(&t, *v, &name, steps).ok_or_else(|| unsized_value(&name))?;
+                            let made = t.insert(&patch, &at)?;
+                            spelled.push((*v, steps, made));
+                            made
                         }
-                    }
+                    },
                 };
                 t.set_use(Use::Op { op, operand: *operand as u32 }, to)?;
             }
@@ -309,28 +405,11 @@ impl Region {
         let gone: Vec<ValueId> =
             self.entries.iter().chain(&self.exits).flat_map(|&op| t.op(op).results().to_vec()).collect();
         t.erase_dead(gone);
+        t.erase_dead(self.outside.values().filter_map(Outside::value));
         t.commit()
     }
 
-    fn spell(&self, t: &mut Transaction<'_>, before: OpId, v: ValueId, steps: &[Step]) -> Result<ValueId, PatchError> {
-        let name = format!("{}_grouped", t.value(v).name());
-        let mut at = v;
-        for step in steps {
-            at = match step {
-                Step::Reshape(shape) => t.insert_reshape(before, &name, at, shape)?,
-                Step::Transpose(perm, _) => {
-                    let perm: Vec<i64> = perm.iter().map(|&p| p as i64).collect();
-                    let perm = t.insert_const(before, &format!("{name}_perm"), Literal::ints(&perm));
-                    let inputs =
-                        vec![("x".into(), vec![Operand::Value(at)]), ("perm".into(), vec![Operand::Value(perm)])];
-                    t.insert(before, "transpose", &name, inputs)?
-                }
-            };
-        }
-        Ok(at)
-    }
-
-    /// Sizes of the head and row axes that are written out in a member's parameters.
+    /// Sizes of the two axes that are written out in a member's parameters.
     fn resize(&self, t: &mut Transaction<'_>, op: OpId) -> Result<(), PatchError> {
         let param = match &**t.op(op).kind() {
             "slice_by_index" => "end",
@@ -339,11 +418,9 @@ impl Region {
         };
         let Some(mut sizes) = t.ints(op, param) else { return Ok(()) };
         let old = sizes.clone();
-        for (axis, head, folded) in [
-            (self.fold.axis, self.fold.heads, self.fold.kv_heads),
-            (self.fold.axis + 1, self.fold.q_len, self.fold.heads / self.fold.kv_heads * self.fold.q_len),
-        ] {
-            if let Some(n) = sizes.get_mut(axis)
+        for (i, (head, folded)) in self.fold.head.iter().zip(&self.fold.folded).enumerate() {
+            if let (Some(n), Some(head), Some(folded)) =
+                (sizes.get_mut(self.fold.axis + i), head.as_known(), folded.as_known())
                 && *n == head as i64
             {
                 *n = folded as i64;
@@ -354,51 +431,40 @@ impl Region {
 
     /// Gives readers outside the region the head layout back.
     fn unfold(&self, t: &mut Transaction<'_>, v: ValueId) -> Result<(), PatchError> {
-        let Some(op) = t.producer(v) else { return Ok(()) };
-        let Some(shape) = t.tensor(v).and_then(TensorType::known_shape) else { return Ok(()) };
-        let mut head = shape.to_vec();
-        head[self.fold.axis] = self.fold.heads;
-        head[self.fold.axis + 1] = self.fold.q_len;
-        let uses: Vec<Use> = t
-            .value(v)
-            .uses()
-            .iter()
-            .copied()
-            .filter(|u| u.op().is_none_or(|user| !self.members.contains(&user) && !self.exits.contains(&user)))
-            .collect();
+        let (Some(op), Some(ty)) = (t.producer(v), t.tensor(v)) else { return Ok(()) };
         let name = t.value(v).name().clone();
-        let at = match t.ops(t.op(op).block()).skip_while(|&o| o != op).nth(1) {
-            Some(next) => next,
-            None => return self.unfold_at_end(t, op, v, &head, uses),
-        };
-        let unfolded = t.insert_reshape(at, &name, v, &head)?;
+        let head = self.fold.unfold(&ty.shape).ok_or_else(|| unsized_value(&name))?;
+        let inside = |user: OpId| self.members.contains(&user) || self.exits.contains(&user);
+        let uses: Vec<Use> =
+            t.value(v).uses().iter().copied().filter(|u| u.op().is_none_or(|user| !inside(user))).collect();
+        let mut patch = Patch::before(op);
+        let at = patch.reshape(t, v, &name, &head).ok_or_else(|| unsized_value(&name))?;
+        let unfolded = t.insert_behind(op, &patch, &at)?;
         t.move_name(v, unfolded);
         for u in uses {
             t.set_use(u, unfolded)?;
         }
         Ok(())
     }
+}
 
-    /// As [`Region::unfold`] where the member is the last op of its block: the reshape goes before it, then behind.
-    fn unfold_at_end(
-        &self,
-        t: &mut Transaction<'_>,
-        op: OpId,
-        v: ValueId,
-        head: &[u64],
-        uses: Vec<Use>,
-    ) -> Result<(), PatchError> {
-        let name = t.value(v).name().clone();
-        let unfolded = t.insert_reshape(op, &name, v, head)?;
-        if let Some(reshape) = t.producer(unfolded) {
-            t.move_before(op, reshape);
+impl Outside {
+    fn value(&self) -> Option<ValueId> {
+        match self {
+            Outside::Spelled(v, _) => Some(*v),
+            _ => None,
         }
-        t.move_name(v, unfolded);
-        for u in uses {
-            t.set_use(u, unfolded)?;
-        }
-        Ok(())
     }
+}
+
+fn unsized_value(name: &str) -> PatchError {
+    PatchError::Stale(format!("a way to compute the shape of `{name}`"))
+}
+
+/// Whether an op's result can be had by another `reshape` in its place.
+fn is_reshaping(f: &Function, op: OpId) -> bool {
+    matches!(&**f.op(op).kind(), "reshape" | "expand_dims" | "squeeze" | "flatten2d")
+        || f.op(op).kind() == "transpose" && crate::analysis::traffic::is_view(f, op)
 }
 
 /// Element by element, operands aligned to the right.
@@ -476,7 +542,7 @@ fn is_data(kind: &str, param: &str) -> bool {
 }
 
 /// Whether an op can compute in the folded shape, or why not.
-fn member(f: &Function, fold: &Fold, op: OpId, block: crate::ir::BlockId) -> Result<(), String> {
+fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), String> {
     let data = f.op(op);
     if data.block() != block {
         return Err("lies in a nested block".into());
@@ -486,8 +552,8 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: crate::ir::BlockId) -> Res
     }
     let rank = data.value("x").and_then(|x| f.tensor(x)).map_or(0, TensorType::rank);
     let mixes = || Err(format!("({}) works along the head or the row axis", data.kind()));
-    let touches = |axis: usize| axis == fold.axis || axis == fold.axis + 1;
-    let behind = |axes: &[usize]| axes.iter().all(|&a| a > fold.axis + 1);
+    let touches = |axis: usize| fold.touches(axis);
+    let behind = |axes: &[usize]| axes.iter().all(|&a| fold.is_behind(a));
     match &**data.kind() {
         kind if ELEMENTWISE.contains(&kind) => {}
         "fill_like" => {}
@@ -568,8 +634,7 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: crate::ir::BlockId) -> Res
         }
         _ => return Err(format!("({}) is not an op that the reshape can pass", data.kind())),
     }
-    let head_layout =
-        |v: &ValueId| f.tensor(*v).and_then(TensorType::known_shape).is_some_and(|s| fold.is_head_layout(&s));
+    let head_layout = |v: &ValueId| f.tensor(*v).is_some_and(|t| fold.is_head_layout(&t.shape));
     if data.results().iter().all(head_layout) {
         Ok(())
     } else {
@@ -591,15 +656,16 @@ fn follow(
     op: OpId,
     operand: &Operand,
 ) -> Result<Outside, &'static str> {
-    let unknown = "has a size that is not known";
-    let ty = f.operand_type(operand).as_tensor().ok_or(unknown)?;
-    let shape = ty.known_shape().ok_or(unknown)?;
-    let rank = f.tensor(f.op(op).results()[0]).ok_or(unknown)?.rank();
-    let missing = rank.checked_sub(shape.len()).ok_or(unknown)?;
-    let at = |axis: usize| axis.checked_sub(missing).map_or(1, |a| shape[a]);
-    let (heads, rows) = (at(fold.axis), at(fold.axis + 1));
-    let broadcasts = f.op(op).kind() != "concat";
-    if heads == 1 && rows == 1 && broadcasts {
+    let odd = "is no tensor that fits the result";
+    let ty = f.operand_type(operand).as_tensor().ok_or(odd)?;
+    let rank = f.tensor(f.op(op).results()[0]).ok_or(odd)?.rank();
+    let kind = f.op(op).kind().as_str();
+    let broadcasts = ELEMENTWISE.contains(&kind);
+    let missing = if broadcasts { rank.checked_sub(ty.rank()).ok_or(odd)? } else { 0 };
+    // The operand's shape with the axes that broadcasting adds in front.
+    let aligned: Vec<Dim> = vec![Dim::known(1); missing].into_iter().chain(ty.shape.iter().cloned()).collect();
+    let pair = aligned.get(fold.axis..fold.axis + 2).ok_or(odd)?;
+    if broadcasts && pair.iter().all(Dim::is_one) {
         return Ok(Outside::Free);
     }
     if let (Some(v), true) = (operand.as_value(), broadcasts && fold.axis >= missing) {
@@ -608,32 +674,29 @@ fn follow(
             if !layout.axes[axis..axis + 2].iter().all(|a| spelling::repeats_only(a)) {
                 continue;
             }
-            let mut once = layout.clone();
-            once.axes[axis].clear();
-            once.axes[axis + 1].clear();
-            let mut to = shape.to_vec();
-            to[axis] = 1;
-            to[axis + 1] = 1;
-            let from = f.tensor(layout.source).and_then(TensorType::known_shape);
-            if let Some(steps) = from.and_then(|from| spelling::spell(&from, &once, &to)) {
+            let (mut once, mut to) = (layout.clone(), ty.shape.to_vec());
+            for i in [axis, axis + 1] {
+                once.axes[i].clear();
+                to[i] = Dim::known(1);
+            }
+            let from = f.tensor(layout.source).map(|t| &t.shape[..]);
+            if let Some(steps) = from.and_then(|from| spelling::spell(from, &once, &to)) {
                 return Ok(Outside::Spelled(layout.source, steps));
             }
         }
     }
-    if heads == fold.heads && rows == fold.q_len {
-        let mut to = shape.to_vec();
-        to[fold.axis - missing] = fold.kv_heads;
-        to[fold.axis + 1 - missing] = fold.heads / fold.kv_heads * fold.q_len;
+    if pair == &fold.head[..] {
+        let to = fold.fold(&aligned).ok_or(odd)?;
         return Ok(match (f.operand_literal(operand), operand) {
             (Some(l), _) => {
-                Outside::Constant(Literal { ty: TensorType::fixed(ty.dtype, &to).into(), data: l.data.clone() })
+                Outside::Constant(Literal { ty: TensorType::new(ty.dtype, to).into(), data: l.data.clone() })
             }
             (None, Operand::Value(v)) => Outside::Spelled(*v, vec![Step::Reshape(to)]),
-            (None, Operand::Literal(_)) => return Err(unknown),
+            (None, Operand::Literal(_)) => return Err(odd),
         });
     }
-    Err(match heads {
-        1 => "differs from row to row and is the same for all heads, which folded rows cannot broadcast",
-        _ => "differs from head to head and is the same for all rows, which folded rows cannot broadcast",
+    Err(match pair[0].is_one() {
+        true => "differs from row to row and is the same for all heads, which folded rows cannot broadcast",
+        false => "differs from head to head and is the same for all rows, which folded rows cannot broadcast",
     })
 }

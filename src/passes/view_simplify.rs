@@ -15,13 +15,13 @@
 //! only when the ops that die cost more than the new ones.
 //!
 //! Exactness: bitwise. Assumes: A1 (docs/assumptions.md).
-//! Declines: sizes that are not known; an output whose name cannot move.
+//! Declines: an output whose name cannot move.
 
 use crate::analysis::liveness::dying;
 use crate::analysis::spelling::{self, Step, TRANSPOSE_COST, UNIT_TRANSPOSE_COST, VIEW_COST, moves_only_unit_axes};
 use crate::ir::{Function, OpId, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Budget, Context, NoMatch, Outcome, Patch, Ref, Rule, drive, is_returned};
+use crate::rewrite::{Budget, Context, NoMatch, Outcome, Patch, Rule, drive, is_returned};
 
 use super::{Exactness, Pass};
 
@@ -51,17 +51,11 @@ impl Rule for ViewSimplify {
             return Err(NoMatch::UNRELATED);
         }
         let ty = f.tensor(v).ok_or(NoMatch::UNRELATED)?;
-        let Some(to) = ty.known_shape() else {
-            return match f.op(op).value("x").and_then(|x| f.producer(x)).is_some_and(|p| is_view(f, p)) {
-                true => Err(NoMatch::because("the chain of views has sizes that are not known")),
-                false => Err(NoMatch::UNRELATED),
-            };
-        };
         let mut best: Option<(u32, ValueId, Vec<Step>)> = None;
         for layout in cx.layouts.of(v).iter().skip(1) {
             let root = layout.source;
-            let Some(from) = f.tensor(root).and_then(|t| t.known_shape()) else { continue };
-            let Some(steps) = spelling::spell(&from, layout, &to) else { continue };
+            let Some(from) = f.tensor(root) else { continue };
+            let Some(steps) = spelling::spell(&from.shape, layout, &ty.shape) else { continue };
             if steps.is_empty() && !may_stand_for(f, root, v) {
                 continue;
             }
@@ -78,13 +72,7 @@ impl Rule for ViewSimplify {
         let (_, root, steps) = best.ok_or(NoMatch::UNRELATED)?;
         let name = f.value(v).name().as_str();
         let mut patch = Patch::before(op);
-        let mut at = Ref::Value(root);
-        for step in &steps {
-            at = match step {
-                Step::Reshape(shape) => patch.reshape(at, name, ty.dtype, shape),
-                Step::Transpose(perm, shape) => patch.transpose(at, name, ty.dtype, perm, shape),
-            };
-        }
+        let at = patch.steps(f, root, name, &steps).ok_or(NoMatch::UNRELATED)?;
         patch.replace(v, at);
         patch.form = match &steps[..] {
             [] => "nothing is left of the chain".into(),
@@ -122,9 +110,8 @@ fn may_stand_for(f: &Function, root: ValueId, v: ValueId) -> bool {
 pub(super) fn op_cost(f: &Function, op: OpId) -> u32 {
     match &**f.op(op).kind() {
         "transpose" => {
-            let unit = views::Transpose::of(f, op).is_some_and(|t| {
-                f.tensor(t.x).and_then(|ty| ty.known_shape()).is_some_and(|s| moves_only_unit_axes(&s, &t.perm))
-            });
+            let unit = views::Transpose::of(f, op)
+                .is_some_and(|t| f.tensor(t.x).is_some_and(|ty| moves_only_unit_axes(&ty.shape, &t.perm)));
             if unit { UNIT_TRANSPOSE_COST } else { TRANSPOSE_COST }
         }
         _ => VIEW_COST,

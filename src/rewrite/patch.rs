@@ -4,6 +4,8 @@ use crate::ir::{
     DType, Dim, Function, Literal, Name, OpId, OpSpec, Operand, Place, TensorType, Use, ValueId, ValueType,
 };
 
+use crate::analysis::spelling::{Step, unknowns};
+
 use super::dead::erase_dead;
 
 /// What a new op reads.
@@ -26,10 +28,10 @@ impl From<ValueId> for Ref {
 pub enum Input {
     /// One value.
     One(Ref),
-    /// Several, for MIL's tuple parameters.
-    Many(Vec<Ref>),
     /// A constant; it becomes a `const` op of its own.
     Const(Literal),
+    /// Several, for MIL's tuple parameters.
+    Many(Vec<Input>),
 }
 
 impl<R: Into<Ref>> From<R> for Input {
@@ -118,25 +120,85 @@ impl Patch {
         Ref::New(self.ops.len() - 1, 0)
     }
 
-    /// Adds a `reshape` of `x` to a shape of known sizes.
-    pub fn reshape(&mut self, x: impl Into<Ref>, name: impl Into<String>, dtype: DType, shape: &[u64]) -> Ref {
-        let dims: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
-        let inputs = [("x", Input::One(x.into())), ("shape", Input::Const(Literal::ints(&dims)))];
-        self.op("reshape", name, inputs, TensorType::new(dtype, shape.iter().map(|&n| Dim::known(n))))
+    /// The type of a value, existing or new.
+    fn type_of(&self, f: &Function, r: &Ref) -> Option<TensorType> {
+        match r {
+            Ref::Value(v) => f.tensor(*v).cloned(),
+            Ref::New(op, result) => self.ops.get(*op)?.results.get(*result)?.as_tensor().cloned(),
+        }
     }
 
-    /// Adds a `transpose` of `x`, whose result has this shape.
-    pub fn transpose(
-        &mut self,
-        x: impl Into<Ref>,
-        name: impl Into<String>,
-        dtype: DType,
-        perm: &[usize],
-        shape: &[u64],
-    ) -> Ref {
+    /// Adds a `reshape` of `x`. One size that is not known is spelled −1; where there are more, the shape is computed from
+    /// that of `x`. `None` when a size is not among those of `x`.
+    pub fn reshape(&mut self, f: &Function, x: impl Into<Ref>, name: &str, shape: &[Dim]) -> Option<Ref> {
+        let x = x.into();
+        let ty = self.type_of(f, &x)?;
+        let to = if unknowns(shape) > 1 {
+            Input::One(self.computed_shape(&x, &ty, name, shape)?)
+        } else {
+            let sizes: Option<Vec<i64>> =
+                shape.iter().map(|d| d.as_known().map_or(Some(-1), |n| i64::try_from(n).ok())).collect();
+            Input::Const(Literal::ints(&sizes?))
+        };
+        let inputs = [("x", Input::One(x)), ("shape", to)];
+        Some(self.op("reshape", name, inputs, TensorType::new(ty.dtype, shape.iter().cloned())))
+    }
+
+    /// A shape put together from that of `x`.
+    fn computed_shape(&mut self, x: &Ref, ty: &TensorType, name: &str, shape: &[Dim]) -> Option<Ref> {
+        let vector = |n: u64| TensorType::fixed(DType::I32, &[n]);
+        let own = self.op("shape", format!("{name}_of"), [("x", x.clone())], vector(ty.rank() as u64));
+        let mut parts: Vec<Input> = Vec::new();
+        for run in shape.chunk_by(|a, b| a.as_known().is_some() && b.as_known().is_some()) {
+            let known: Option<Vec<i64>> = run.iter().map(|d| i64::try_from(d.as_known()?).ok()).collect();
+            parts.push(match known {
+                Some(sizes) => Input::Const(Literal::ints(&sizes)),
+                None => self.computed_size(&own, ty, name, &run[0])?.into(),
+            });
+        }
+        let inputs = [
+            ("values", Input::Many(parts)),
+            ("axis", Input::Const(Literal::int(0))),
+            ("interleave", Input::Const(Literal::bool(false))),
+        ];
+        Some(self.op("concat", format!("{name}_shape"), inputs, vector(shape.len() as u64)))
+    }
+
+    /// One size as a vector, from the axis of `ty` that it is a multiple of; `own` is the shape at run time.
+    fn computed_size(&mut self, own: &Ref, ty: &TensorType, name: &str, size: &Dim) -> Option<Ref> {
+        let one = TensorType::fixed(DType::I32, &[1]);
+        let (axis, times) = (0..ty.rank())
+            .filter(|&i| ty.shape[i].as_known().is_none())
+            .find_map(|i| Some((i, size.checked_div(&ty.shape[i])?.as_known()?)))?;
+        let inputs = [
+            ("x", Input::One(own.clone())),
+            ("begin", Input::Const(Literal::ints(&[axis as i64]))),
+            ("size", Input::Const(Literal::ints(&[1]))),
+        ];
+        let at = self.op("slice_by_size", format!("{name}_size"), inputs, one.clone());
+        if times == 1 {
+            return Some(at);
+        }
+        let by = Input::Const(Literal::int(i64::try_from(times).ok()?));
+        Some(self.op("mul", format!("{name}_size"), [("x", at.into()), ("y", by)], one))
+    }
+
+    /// Adds a `transpose` of `x`.
+    pub fn transpose(&mut self, f: &Function, x: impl Into<Ref>, name: &str, perm: &[usize]) -> Option<Ref> {
+        let x = x.into();
+        let ty = self.type_of(f, &x)?;
+        let shape: Vec<Dim> = perm.iter().map(|&p| ty.shape.get(p).cloned()).collect::<Option<_>>()?;
         let perm: Vec<i64> = perm.iter().map(|&p| p as i64).collect();
-        let inputs = [("x", Input::One(x.into())), ("perm", Input::Const(Literal::ints(&perm)))];
-        self.op("transpose", name, inputs, TensorType::fixed(dtype, shape))
+        let inputs = [("x", Input::One(x)), ("perm", Input::Const(Literal::ints(&perm)))];
+        Some(self.op("transpose", name, inputs, TensorType::new(ty.dtype, shape)))
+    }
+
+    /// Adds the steps of a spelling of a view of `x`.
+    pub fn steps(&mut self, f: &Function, x: impl Into<Ref>, name: &str, steps: &[Step]) -> Option<Ref> {
+        steps.iter().try_fold(x.into(), |at, step| match step {
+            Step::Reshape(shape) => self.reshape(f, at, name, shape),
+            Step::Transpose(perm, _) => self.transpose(f, at, name, perm),
+        })
     }
 
     /// Makes every use of `old` read `new`.
@@ -231,7 +293,7 @@ impl Patch {
         Ok(())
     }
 
-    fn insert(&self, f: &mut Function, inserted: &mut Vec<OpId>) -> Result<Vec<Vec<ValueId>>, PatchError> {
+    pub(super) fn insert(&self, f: &mut Function, inserted: &mut Vec<OpId>) -> Result<Vec<Vec<ValueId>>, PatchError> {
         let mut new: Vec<Vec<ValueId>> = Vec::new();
         for spec in &self.ops {
             let resolve = |r: &Ref| match r {
@@ -247,18 +309,25 @@ impl Patch {
             for ty in &spec.results {
                 results.push((f.fresh_name(&spec.name), ty.clone()));
             }
+            let base = results.first().map_or("const", |(n, _)| n.as_str()).to_string();
             for (param, input) in &spec.inputs {
-                let bindings = match input {
-                    Input::One(r) => vec![resolve(r)?],
-                    Input::Many(refs) => refs.iter().map(resolve).collect::<Result<_, _>>()?,
-                    Input::Const(l) => {
-                        let base = results.first().map_or("const", |(n, _)| n.as_str());
-                        let (op, v) =
-                            insert_const(f, Place::Before(self.before), &format!("{base}_{param}"), l.clone());
-                        inserted.push(op);
-                        vec![Operand::Value(v)]
-                    }
+                let parts = match input {
+                    Input::Many(parts) => &parts[..],
+                    one => std::slice::from_ref(one),
                 };
+                let mut bindings = Vec::new();
+                for part in parts {
+                    bindings.push(match part {
+                        Input::One(r) => resolve(r)?,
+                        Input::Const(l) => {
+                            let place = Place::Before(self.before);
+                            let (op, v) = insert_const(f, place, &format!("{base}_{param}"), l.clone());
+                            inserted.push(op);
+                            Operand::Value(v)
+                        }
+                        Input::Many(_) => return Err(PatchError::Stale(format!("a binding of `{param}`"))),
+                    });
+                }
                 inputs.push((param.clone(), bindings));
             }
             let want: Vec<ValueType> = spec.results.clone();

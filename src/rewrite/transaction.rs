@@ -2,10 +2,10 @@
 
 use std::ops::Deref;
 
-use crate::ir::{Function, Interface, Literal, Name, OpId, OpSpec, Operand, Place, Use, ValueId, ValueType};
+use crate::ir::{Function, Id, Interface, Literal, OpId, Operand, Place, Use, ValueId};
 use crate::opset::infer;
 
-use super::patch::{PatchError, insert_const, is_returned};
+use super::patch::{Patch, PatchError, Ref, insert_const, is_returned};
 
 /// A set of edits on a copy of a function, which takes the function's place on [`Transaction::commit`]. Dropping a
 /// transaction undoes it.
@@ -67,41 +67,33 @@ impl<'f> Transaction<'f> {
         insert_const(&mut self.work, Place::Before(before), name, literal).1
     }
 
-    /// Inserts an op with one result before another; its type is inferred.
+    /// Inserts the ops of a patch, whose replacements are not done, and returns the value that `at` stands for.
     ///
     /// # Errors
-    /// When the op is not well-formed or its type is not known.
-    pub fn insert(
-        &mut self,
-        before: OpId,
-        kind: &str,
-        name: &str,
-        inputs: Vec<(Name, Vec<Operand>)>,
-    ) -> Result<ValueId, PatchError> {
-        let name = self.work.fresh_name(name);
-        let op = self.work.insert_op(
-            Place::Before(before),
-            OpSpec { kind: kind.into(), inputs, attributes: vec![], results: vec![(name, ValueType::Missing)] },
-        );
-        self.retype(op)?;
-        Ok(self.work.op(op).results()[0])
+    /// When an op is not well-formed or not of the type that the patch says.
+    pub fn insert(&mut self, patch: &Patch, at: &Ref) -> Result<ValueId, PatchError> {
+        let new = patch.insert(&mut self.work, &mut Vec::new())?;
+        match at {
+            Ref::Value(v) => Ok(*v),
+            Ref::New(op, result) => new
+                .get(*op)
+                .and_then(|results| results.get(*result))
+                .copied()
+                .ok_or_else(|| PatchError::Stale(format!("new op {op}"))),
+        }
     }
 
-    /// Inserts a `reshape` of `x` to known sizes before an op.
+    /// Inserts the ops of a patch that goes before `op` and reads its results, and moves `op` in front of them.
     ///
     /// # Errors
     /// As [`Transaction::insert`].
-    pub fn insert_reshape(
-        &mut self,
-        before: OpId,
-        name: &str,
-        x: ValueId,
-        shape: &[u64],
-    ) -> Result<ValueId, PatchError> {
-        let dims: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
-        let shape = self.insert_const(before, &format!("{name}_shape"), Literal::ints(&dims));
-        let inputs = vec![("x".into(), vec![Operand::Value(x)]), ("shape".into(), vec![Operand::Value(shape)])];
-        self.insert(before, "reshape", name, inputs)
+    pub fn insert_behind(&mut self, op: OpId, patch: &Patch, at: &Ref) -> Result<ValueId, PatchError> {
+        let first_new = self.work.op_capacity();
+        let value = self.insert(patch, at)?;
+        if self.work.op_capacity() > first_new {
+            self.work.move_op(op, Place::Before(OpId::new(first_new)));
+        }
+        Ok(value)
     }
 
     /// Infers the types of an op's results anew.
@@ -140,11 +132,6 @@ impl<'f> Transaction<'f> {
         let name = self.work.fresh_name(name);
         self.work.rename(v, name);
         Ok(())
-    }
-
-    /// Moves an op before another of the same block. [`Transaction::commit`] checks the order.
-    pub fn move_before(&mut self, op: OpId, before: OpId) {
-        self.work.move_op(op, Place::Before(before));
     }
 
     /// Removes an op that nothing reads, whatever its effect.
