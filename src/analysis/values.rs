@@ -402,6 +402,39 @@ fn refine(f: &mut Function, values: &Values, op: OpId) {
     {
         sharpen(f, result, sizes);
     }
+    bound(f, op);
+}
+
+/// Bounds the sizes that broadcasting gives rise to: the larger of the operands' sizes.
+fn bound(f: &mut Function, op: OpId) {
+    let &[result] = f.op(op).results() else { return };
+    let Some(ty) = f.tensor(result).filter(|_| is_elementwise(f.op(op).kind())).cloned() else { return };
+    let shapes: Vec<Vec<Dim>> = f
+        .op(op)
+        .operands()
+        .iter()
+        .filter_map(|o| Some(f.operand_type(o).as_tensor()?.shape.to_vec()))
+        .filter(|s| s.len() <= ty.rank())
+        .collect();
+    for (i, dim) in ty.shape.iter().enumerate() {
+        let ([symbol], 1) = (dim.symbols(), dim.coef()) else { continue };
+        let sizes = shapes.iter().filter_map(|s| s.get((i + s.len()).checked_sub(ty.rank())?));
+        let polys: Option<Vec<Poly>> = sizes.map(Poly::of_dim).collect();
+        let Some(polys) = polys.filter(|p| !p.is_empty()) else { continue };
+        let lo = polys.iter().filter_map(|p| p.lower(f)).max().unwrap_or(0);
+        let hi = polys.iter().map(|p| p.upper(f)).collect::<Option<Vec<i64>>>().and_then(|h| h.into_iter().max());
+        let hi = hi.and_then(|hi| u64::try_from(hi).ok());
+        f.narrow_symbol(*symbol, u64::try_from(lo).unwrap_or(0), hi);
+    }
+}
+
+/// Whether an op broadcasts its operands against each other.
+fn is_elementwise(kind: &str) -> bool {
+    matches!(
+        kind,
+        "add" | "sub" | "mul" | "real_div" | "floor_div" | "mod" | "pow" | "maximum" | "minimum" | "equal" | "not_equal"
+            | "greater" | "greater_equal" | "less" | "less_equal" | "logical_and" | "logical_or" | "logical_xor" | "select"
+    )
 }
 
 /// Replaces the unknown sizes of a value's type; known ones stay.

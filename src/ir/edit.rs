@@ -75,6 +75,16 @@ impl Function {
         Symbol(self.symbols.len() as u32 - 1)
     }
 
+    /// Narrows the bounds of an unknown size to what was proved besides.
+    pub(crate) fn narrow_symbol(&mut self, s: Symbol, lo: u64, hi: Option<u64>) {
+        let range = &mut self.symbols[s.index()];
+        range.lo = range.lo.max(lo);
+        range.hi = match (range.hi, hi) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+
     /// A fresh unknown dimension without bounds.
     pub(crate) fn fresh_dim(&mut self) -> Dim {
         Dim::unknown(self.add_symbol(SymbolRange { lo: 0, hi: None }))
