@@ -203,3 +203,57 @@ fn a_blob_past_the_end_of_its_file_stops_only_what_reads_it() {
         only_weights_are_missed(&place, "past the end of the file");
     }
 }
+
+/// One to three bytes of a model changed, in a way that `seed` tells.
+fn garbled(model: &[u8], seed: u64) -> Vec<u8> {
+    // Steps of an odd constant visit every place before they repeat; the high bits choose the new byte.
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize
+    };
+    let mut out = model.to_vec();
+    for _ in 0..=next() % 3 {
+        let at = next() % out.len();
+        out[at] = match next() % 3 {
+            0 => next() as u8,
+            1 => out[at].wrapping_add(1),
+            _ => out[at] ^ 1 << (next() % 8),
+        };
+    }
+    out
+}
+
+/// How many garbled models of each fixture are tried; the variable `MILOPT_GARBLED` asks for more.
+fn rounds() -> u64 {
+    std::env::var("MILOPT_GARBLED").ok().and_then(|n| n.parse().ok()).unwrap_or(60)
+}
+
+#[test]
+fn garbled_models_are_refused_or_optimized() {
+    for name in ["rep_expand", "sinks_q4", "control_flow", "constexpr_types", "stateless_flexible", "rep_interleave"] {
+        let place = Place::new();
+        let path = place.copy("a.mlpackage", name);
+        let model = model_bytes(&path);
+        let mut opened = 0;
+        for seed in 0..rounds() {
+            put_model(&path, &garbled(&model, seed));
+            let Ok(mut package) = Package::open(&path) else { continue };
+            opened += 1;
+            let before = package.program().clone();
+            text::print_program(&before);
+            let Ok(report) = Pipeline::default().run(package.program_mut(), &Default::default()) else { continue };
+            let typed = verify::typed(&before).is_ok();
+            assert!(!typed || verify::typed(package.program()).is_ok(), "{name}: seed {seed}: {report}");
+            let _ = package.model_bytes();
+            if std::env::var_os("GARBLED_RUN").is_some() && typed {
+                if let Ok(v) =
+                    equiv::check(&before, package.program(), None, &equiv::Options { steps: 1, ..Default::default() })
+                {
+                    assert!(v.satisfies(equiv::Exactness::Bitwise), "{name}: seed {seed}: {v}");
+                }
+            }
+        }
+        assert!(opened > 0, "{name}");
+    }
+}
