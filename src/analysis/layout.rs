@@ -556,7 +556,14 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
         "identity" | "cast" => Some(x.clone()),
         "mul" => x.broadcast(shape),
         "transpose" => x.transpose(&views::Transpose::of(f, op)?.perm),
-        "tile" => x.tile(&views::Tile::of(f, op)?.reps?.iter().map(|&n| Dim::known(n)).collect::<Vec<_>>()),
+        // Repetitions that are computed at run time follow from the sizes, where those are known.
+        "tile" => {
+            let reps: Option<Vec<Dim>> = match views::Tile::of(f, op)?.reps {
+                Some(reps) => Some(reps.into_iter().map(Dim::known).collect()),
+                None => shape.iter().enumerate().map(|(i, d)| d.checked_div(&x.extent(i)?)).collect(),
+            };
+            x.tile(&reps?)
+        }
         "concat" => {
             let view = views::Concat::of(f, op)?;
             if f.bool(op, "interleave") == Some(true) { None } else { Layout::concat(parts, view.axis) }

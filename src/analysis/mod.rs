@@ -5,3 +5,4 @@ pub mod layout;
 pub mod liveness;
 pub mod spelling;
 pub mod traffic;
+pub mod values;

@@ -197,6 +197,7 @@ impl Pipeline {
     }
 
     fn run_function(&self, f: &mut Function, budget: &mut Budget) -> Result<FunctionReport, PipelineError> {
+        crate::analysis::values::resolve(f);
         let before = Census::of(f);
         let mut passes = Vec::new();
         for pass in &self.passes {
