@@ -70,7 +70,7 @@ fn the_default_pipeline_leaves_these_ops() {
     image main: 6 ops -> 6, 0 copies -> 0
     llama_q1 main: 155 ops -> 135, 4 copies -> 0, expand_dims 9 -> 2, tile 4 -> 0, transpose 9 -> 0
     mha main: 60 ops -> 51, 0 copies -> 0, expand_dims 1 -> 0, transpose 8 -> 0
-    mistral_flexible_stateful main: 232 ops -> 232, 0 copies -> 0
+    mistral_flexible_stateful main: 232 ops -> 232, 4 copies -> 4
     qwen3_q8 main: 176 ops -> 170, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 17, tile 4 -> 0
     rep_expand main: 72 ops -> 51, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 8, tile 4 -> 0, transpose 8 -> 0
     rep_expand_q8 main: 72 ops -> 67, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
@@ -80,7 +80,7 @@ fn the_default_pipeline_leaves_these_ops() {
     sdpa_q8 main: 64 ops -> 63, 4 copies -> 4, expand_dims 5 -> 4
     sinks_q4 main: 76 ops -> 71, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
     softcap_q4 main: 78 ops -> 73, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
-    stateless_flexible main: 85 ops -> 84, 0 copies -> 0, identity 1 -> 0
+    stateless_flexible main: 85 ops -> 84, 2 copies -> 2, identity 1 -> 0
     stateless_q8 main: 49 ops -> 44, 4 copies -> 0, expand_dims 4 -> 0, identity 1 -> 0, reshape 12 -> 16, tile 4 -> 0
     ");
 }
@@ -111,13 +111,15 @@ fn no_repeated_heads_reach_a_matmul() {
 }
 
 #[test]
-fn rewriting_reads_no_weights() {
+fn rewriting_reads_no_float_weights() {
     for path in fixtures() {
         let (package, _) = optimized(&path);
         package.model_bytes().unwrap();
         let dir = tempfile::tempdir().unwrap();
         package.save(dir.path().join("out.mlpackage"), &SaveOptions::default()).unwrap();
-        assert_eq!(package.bytes_read(), 0, "{}", path.display());
+        // Integers that tell shapes and indices may be read: here those of a `gather`, 11 elements of 16 bits.
+        let integers = if stem(&path) == "constexpr_types" { 22 } else { 0 };
+        assert_eq!(package.bytes_read(), integers, "{}", path.display());
     }
 }
 
