@@ -2,15 +2,12 @@
 
 #![cfg(feature = "cli")]
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod support;
 
-use milopt::package::{Package, SaveOptions};
-use zip::write::SimpleFileOptions;
-use zip::{CompressionMethod, ZipArchive, ZipWriter};
+use std::fs;
+
+use support::npz::{read_npz, write_npz};
+use support::place::{Place, model_bytes};
 
 /// Attention scores over keys that are repeated for the query heads.
 const REPEATED: &str = "program(1.3) [specificationVersion = 9] {
@@ -32,79 +29,6 @@ const COUNTER: &str = "program(1.3) [specificationVersion = 9] {
     tensor<int32, [1]> m = add(x = n, y = 1);
   } -> (y, m);
 }";
-
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Place {
-        Place(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// A package made from text.
-    fn package(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.path(name);
-        Package::new(milopt::text::parse(text).unwrap()).save(&path, &SaveOptions::default()).unwrap();
-        path
-    }
-
-    fn milopt(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_milopt")).current_dir(&self.0).args(args).output().unwrap()
-    }
-
-    /// Standard output of a command that must exit with `code`.
-    fn says(&self, code: i32, args: &[&str]) -> String {
-        let output = self.milopt(args);
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Standard error of a command that must exit with `code`.
-    fn complains(&self, code: i32, args: &[&str]) -> String {
-        let output = self.milopt(args);
-        assert_eq!(output.status.code(), Some(code), "{args:?}");
-        String::from_utf8(output.stderr).unwrap()
-    }
-}
-
-fn model_bytes(package: &Path) -> Vec<u8> {
-    fs::read(package.join("Data/com.apple.CoreML/model.mlmodel")).unwrap()
-}
-
-/// Writes arrays of little-endian bytes as numpy does, compressed.
-fn write_npz(path: &Path, arrays: &[(&str, &str, &str, Vec<u8>)]) {
-    let mut zip = ZipWriter::new(File::create(path).unwrap());
-    let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
-    for (name, descr, shape, data) in arrays {
-        zip.start_file(format!("{name}.npy"), options).unwrap();
-        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
-        zip.write_all(b"\x93NUMPY\x01\x00").unwrap();
-        zip.write_all(&(header.len() as u16).to_le_bytes()).unwrap();
-        zip.write_all(header.as_bytes()).unwrap();
-        zip.write_all(data).unwrap();
-    }
-    zip.finish().unwrap();
-}
-
-/// The headers and data of all arrays.
-fn read_npz(path: &Path) -> BTreeMap<String, (String, Vec<u8>)> {
-    let mut zip = ZipArchive::new(File::open(path).unwrap()).unwrap();
-    (0..zip.len())
-        .map(|i| {
-            let mut entry = zip.by_index(i).unwrap();
-            let name = entry.name().unwrap().to_string();
-            let mut bytes = Vec::new();
-            entry.read_to_end(&mut bytes).unwrap();
-            let end = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
-            let header = String::from_utf8(bytes[10..end].to_vec()).unwrap();
-            (name, (header.trim_end().to_owned(), bytes[end..].to_vec()))
-        })
-        .collect()
-}
 
 fn halfs(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect()

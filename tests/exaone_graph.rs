@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use exaone::{Config, program};
 use milopt::equiv::{Options, Verdict, check};
 use milopt::ir::Program;
+use milopt::passes::{Pipeline, RunOptions};
 
 fn histogram(program: &Program) -> BTreeMap<&str, usize> {
     let f = program.main().unwrap();
@@ -73,4 +74,30 @@ fn it_computes_finite_numbers_at_every_position() {
         let main = &report.functions[0];
         assert!(main.outputs.iter().chain(&main.states).all(|t| t.storage.finite == t.storage.elements), "{report}");
     }
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn thirty_layers_are_folded_whole() {
+    let mut program = program(&Config::exaone_1_2b()).unwrap();
+    let report = Pipeline::default().run(&mut program, &RunOptions::default()).unwrap();
+    let [counts] = &report.functions[..] else { panic!("one function") };
+    let (before, after) = (&counts.before.traffic, &counts.after.traffic);
+    assert_eq!((before.repeats.count, before.repeats.written, before.repeats.total()), (60, 960 * MIB, 1920 * MIB));
+    assert_eq!((before.states, before.state_updates), (240 * MIB, 60 << 10));
+    assert_eq!((after.repeats.count, after.states, after.state_updates), (0, 240 * MIB, 60 << 10));
+    assert_eq!((counts.after.count("tile"), counts.after.count("transpose")), (0, 0));
+    assert_eq!(counts.before.ops, 2219);
+    assert!(counts.after.ops <= 1950, "{}", counts.after.ops);
+
+    let f = program.main().unwrap();
+    let caches = f.all_ops().into_iter().filter(|&op| f.op(op).kind() == "matmul").filter(|&op| {
+        let y = f.op(op).value("y").and_then(|y| f.tensor(y)).and_then(|t| t.known_shape());
+        y.is_some_and(|shape| shape[..] == [1, 8, 4096, 64])
+    });
+    assert_eq!(caches.count(), 60, "keys and values are read as the cache holds them");
+    let scores = |v| f.tensor(v).is_some_and(|t| t.known_shape().is_some_and(|s| s.last() == Some(&4096)));
+    let views = f.all_ops().into_iter().filter(|&op| f.op(op).kind() == "reshape");
+    assert_eq!(views.filter(|&op| f.op(op).value("x").is_some_and(scores)).count(), 0, "no scores are reshaped");
 }

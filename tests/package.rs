@@ -1,65 +1,13 @@
 //! Packages on disk: opening, refusing and saving, through the public interface only.
 
-use std::collections::BTreeMap;
+mod support;
+
 use std::error::Error;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use milopt::package::{OpenOptions, Overwrite, Package, PackageError, SaveOptions};
-use tempfile::TempDir;
-
-fn models() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models")
-}
-
-fn fixture(name: &str) -> PathBuf {
-    models().join(name).with_extension("mlpackage")
-}
-
-const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";
-const WEIGHTS: &str = "Data/com.apple.CoreML/weights/weight.bin";
-
-/// A copy of a fixture to be spoiled.
-fn copy_of(name: &str) -> (TempDir, PathBuf) {
-    let dir = tempfile::tempdir().unwrap();
-    let to = dir.path().join("copy.mlpackage");
-    copy_tree(&fixture(name), &to);
-    (dir, to)
-}
-
-fn copy_tree(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy_tree(&entry.path(), &to),
-            false => drop(fs::copy(entry.path(), to).unwrap()),
-        }
-    }
-}
-
-/// Every file, directory and link below a path with its content.
-fn listing(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut out = BTreeMap::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(at) = todo.pop() {
-        for entry in fs::read_dir(at).unwrap() {
-            let path = entry.unwrap().path();
-            let kind = path.symlink_metadata().unwrap();
-            let content = match (kind.is_symlink(), kind.is_dir()) {
-                (true, _) => fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes(),
-                (_, true) => {
-                    todo.push(path.clone());
-                    Vec::new()
-                }
-                _ => fs::read(&path).unwrap(),
-            };
-            out.insert(path.strip_prefix(dir).unwrap().to_owned(), content);
-        }
-    }
-    out
-}
+use support::files::{MODEL, WEIGHTS, copy_of, fixture, fixtures, listing};
 
 /// An error with its causes on one line.
 fn text(error: &dyn Error) -> String {
@@ -81,11 +29,7 @@ fn refused(path: &Path, want: &str) {
 #[test]
 fn every_fixture_is_saved_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(models()).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|e| e != "mlpackage") {
-            continue;
-        }
+    for path in fixtures() {
         let package = Package::open(&path).unwrap();
         let out = dir.path().join(path.file_name().unwrap());
         package.save(&out, &SaveOptions::default()).unwrap();

@@ -96,15 +96,17 @@ impl Optimize {
             write!(out, "{report}")?;
         }
         let written = target.filter(|_| saved.is_ok());
+        if let Some(path) = written {
+            writeln!(out, "wrote {}", path.display())?;
+        }
         let passes = pipeline.passes().iter().map(|p| p.name()).collect();
         self.write_report(&Summary { passes, rewrites: &rewrites, verification: verification.as_ref(), written })?;
         saved?;
-        match (equal, written) {
-            (false, _) => {
-                return Err(Failure::Failed("the result is not equal to the original; nothing was written".into()));
-            }
-            (true, Some(path)) => writeln!(out, "wrote {}", path.display())?,
-            (true, None) => writeln!(out, "nothing was written")?,
+        if !equal {
+            return Err(Failure::Failed("the result is not equal to the original; nothing was written".into()));
+        }
+        if written.is_none() {
+            writeln!(out, "nothing was written")?;
         }
         Ok(())
     }

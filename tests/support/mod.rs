@@ -1,6 +1,13 @@
 //! What the integration tests share.
 #![allow(dead_code)]
 
+pub mod files;
+#[cfg(feature = "cli")]
+pub mod npz;
+#[cfg(feature = "cli")]
+pub mod place;
+pub mod wire;
+
 use milopt::equiv;
 use milopt::ir::{Function, Program};
 use milopt::passes::{Pipeline, Report, RunOptions};
