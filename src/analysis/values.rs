@@ -432,8 +432,25 @@ fn bound(f: &mut Function, op: OpId) {
 fn is_elementwise(kind: &str) -> bool {
     matches!(
         kind,
-        "add" | "sub" | "mul" | "real_div" | "floor_div" | "mod" | "pow" | "maximum" | "minimum" | "equal" | "not_equal"
-            | "greater" | "greater_equal" | "less" | "less_equal" | "logical_and" | "logical_or" | "logical_xor" | "select"
+        "add"
+            | "sub"
+            | "mul"
+            | "real_div"
+            | "floor_div"
+            | "mod"
+            | "pow"
+            | "maximum"
+            | "minimum"
+            | "equal"
+            | "not_equal"
+            | "greater"
+            | "greater_equal"
+            | "less"
+            | "less_equal"
+            | "logical_and"
+            | "logical_or"
+            | "logical_xor"
+            | "select"
     )
 }
 

@@ -84,6 +84,7 @@ impl Rule for FoldRule {
                 Err(_) if op.index() >= self.first_new => Err(NoMatch::UNRELATED),
                 answer => answer,
             },
+            "shape" => shape_of_copies(cx, op),
             "tile" => Err(unconsumed(cx, op)),
             "scaled_dot_product_attention" => Err(fused(cx, op)),
             _ => Err(NoMatch::UNRELATED),
@@ -444,17 +445,35 @@ fn repeated(cx: &Context<'_>, v: ValueId) -> bool {
     cx.layouts.of(v).iter().any(Layout::repeats)
 }
 
+/// A shape that is asked of copies can be asked of what they are copies of, so that it does not keep them alive.
+fn shape_of_copies(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
+    let f = cx.f;
+    let x = f.op(op).value("x").ok_or(NoMatch::UNRELATED)?;
+    let result = f.op(op).results()[0];
+    let shape = tensor(f, x)?.shape.to_vec();
+    let layouts = cx.layouts.of(x);
+    let source = layouts.iter().find(|l| l.repeats()).map(|l| l.source).ok_or(NoMatch::UNRELATED)?;
+    let name = f.value(result).name().as_str();
+    let mut patch = Patch::before(op);
+    let computed = patch
+        .shape_from(f, source, name, &shape)
+        .ok_or_else(|| NoMatch::because("the shape of the copies is not that of their source times a constant"))?;
+    patch.replace(result, computed);
+    patch.form = "asked of the value that is repeated".into();
+    Ok(patch)
+}
+
 /// Why a `tile` stays, when no matmul is asked about it.
 fn unconsumed(cx: &Context<'_>, op: OpId) -> NoMatch {
     let f = cx.f;
     let Some(tile) = views::Tile::of(f, op) else { return NoMatch::UNRELATED };
-    let Some(reps) = tile.reps else {
-        return NoMatch::because("the repetitions are computed at run time and not resolved yet");
-    };
-    if reps.iter().all(|&n| n == 1) {
+    let Some(&out) = f.op(op).results().first() else { return NoMatch::UNRELATED };
+    if tile.reps.is_some_and(|reps| reps.iter().all(|&n| n == 1)) {
         return NoMatch::because("the tile repeats nothing");
     }
-    let Some(&out) = f.op(op).results().first() else { return NoMatch::UNRELATED };
+    if cx.layouts.over(out, tile.x).is_none() {
+        return NoMatch::because("the repetitions are computed at run time and cannot be resolved");
+    }
     let mut reached = vec![out];
     let mut at = 0;
     while at < reached.len() {

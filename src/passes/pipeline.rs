@@ -97,6 +97,14 @@ pub enum PipelineError {
         /// The functions there are.
         known: String,
     },
+    /// A function is not well-formed to begin with.
+    #[error("function `{function}` is not well-formed")]
+    Malformed {
+        /// The function.
+        function: String,
+        /// What is wrong.
+        source: Violations,
+    },
     /// A pass left a function that is not well-formed.
     #[error("after pass `{pass}`, function `{function}` is not well-formed")]
     Broken {
@@ -197,15 +205,18 @@ impl Pipeline {
     }
 
     fn run_function(&self, f: &mut Function, budget: &mut Budget) -> Result<FunctionReport, PipelineError> {
+        let fault = verify::before_edits(f).err();
         crate::analysis::values::resolve(f);
         let before = Census::of(f);
         let mut passes = Vec::new();
         for pass in &self.passes {
             let Outcome { fired, declined } = pass.run(f, budget);
-            verify::function(f).map_err(|source| PipelineError::Broken {
-                pass: pass.name().into(),
-                function: f.name().to_string(),
-                source,
+            verify::function(f).map_err(|source| {
+                let function = f.name().to_string();
+                match &fault {
+                    Some(fault) => PipelineError::Malformed { function, source: fault.clone() },
+                    None => PipelineError::Broken { pass: pass.name().into(), function, source },
+                }
             })?;
             passes.push(PassReport { pass: pass.name().into(), exactness: pass.exactness(), fired, declined });
         }

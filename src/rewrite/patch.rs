@@ -144,7 +144,13 @@ impl Patch {
         Some(self.op("reshape", name, inputs, TensorType::new(ty.dtype, shape.iter().cloned())))
     }
 
-    /// A shape put together from that of `x`.
+    /// Adds ops that compute a shape from that of `x`. `None` when an unknown size is not a multiple of one of `x`.
+    pub fn shape_from(&mut self, f: &Function, x: impl Into<Ref>, name: &str, shape: &[Dim]) -> Option<Ref> {
+        let x = x.into();
+        let ty = self.type_of(f, &x)?;
+        self.computed_shape(&x, &ty, name, shape)
+    }
+
     fn computed_shape(&mut self, x: &Ref, ty: &TensorType, name: &str, shape: &[Dim]) -> Option<Ref> {
         let vector = |n: u64| TensorType::fixed(DType::I32, &[n]);
         let own = self.op("shape", format!("{name}_of"), [("x", x.clone())], vector(ty.rank() as u64));

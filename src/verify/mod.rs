@@ -146,6 +146,20 @@ pub fn function(f: &Function) -> Result<(), Violations> {
     }
 }
 
+/// Checks of one function what must hold once it is edited: V1 to V8, V8 whether or not it was edited yet.
+///
+/// # Errors
+/// Every violation.
+pub fn before_edits(f: &Function) -> Result<(), Violations> {
+    let mut report = Report::default();
+    structure::check(f, &mut report);
+    names::interface(f, 8, &mut report);
+    match report.list.is_empty() {
+        true => Ok(()),
+        false => Err(Violations { list: report.list }),
+    }
+}
+
 fn check_structure(p: &Program, report: &mut Report) {
     if let Some(name) = p.default_function().filter(|n| p.function(n).is_none()) {
         report.function(1, name, "is the default function but does not exist");
