@@ -112,7 +112,8 @@ impl Tensor {
     /// [`Fault::Literal`] when it is no tensor of known shape, its size does not fit its type, or it cannot be read;
     /// [`Fault::TooLarge`].
     pub fn from_literal(literal: &Literal, weights: &dyn Weights) -> Result<Tensor, Fault> {
-        let kind = || Fault::from(LiteralError::Kind { ty: literal.ty.clone(), wanted: "a tensor of known shape" });
+        let kind =
+            || Fault::from(LiteralError::Kind { ty: literal.ty.clone().into(), wanted: "a tensor of known shape" });
         let ty = literal.ty.as_tensor().ok_or_else(kind)?;
         let shape: Dims = ty
             .known_shape()

@@ -57,7 +57,7 @@ pub enum LiteralError {
     #[error("constant of type {ty} is not {wanted}")]
     Kind {
         /// What it is.
-        ty: ValueType,
+        ty: Box<ValueType>,
         /// What was asked for.
         wanted: &'static str,
     },
@@ -65,7 +65,7 @@ pub enum LiteralError {
     #[error("constant of type {ty} holds {len} bytes, its shape needs {need}")]
     Length {
         /// Declared type.
-        ty: ValueType,
+        ty: Box<ValueType>,
         /// Bytes there.
         len: u64,
         /// Bytes needed.
@@ -167,7 +167,7 @@ impl Literal {
     /// # Errors
     /// [`LiteralError`] when this is not a numeric tensor, its size does not fit its type, or a read fails.
     pub fn packed<'a>(&'a self, weights: &dyn Weights) -> Result<Cow<'a, [u8]>, LiteralError> {
-        let kind = || LiteralError::Kind { ty: self.ty.clone(), wanted: "a numeric tensor" };
+        let kind = || LiteralError::Kind { ty: self.ty.clone().into(), wanted: "a numeric tensor" };
         let ty = self.ty.as_tensor().ok_or_else(kind)?;
         let need = ty.byte_len().ok_or_else(kind)?;
         let bytes = match &self.data {
@@ -176,7 +176,7 @@ impl Literal {
             _ => return Err(kind()),
         };
         if bytes.len() as u64 != need {
-            return Err(LiteralError::Length { ty: self.ty.clone(), len: bytes.len() as u64, need });
+            return Err(LiteralError::Length { ty: self.ty.clone().into(), len: bytes.len() as u64, need });
         }
         Ok(bytes)
     }
@@ -186,7 +186,7 @@ impl Literal {
     /// # Errors
     /// As [`Literal::packed`]; also for floats and strings.
     pub fn to_ints(&self, weights: &dyn Weights) -> Result<Vec<i64>, LiteralError> {
-        let kind = || LiteralError::Kind { ty: self.ty.clone(), wanted: "an integer tensor" };
+        let kind = || LiteralError::Kind { ty: self.ty.clone().into(), wanted: "an integer tensor" };
         let ty = self.ty.as_tensor().ok_or_else(kind)?;
         if !(ty.dtype.is_int() || ty.dtype == DType::Bool) {
             return Err(kind());
@@ -200,7 +200,7 @@ impl Literal {
     /// # Errors
     /// As [`Literal::packed`]; also for integers, bools and strings.
     pub fn to_floats(&self, weights: &dyn Weights) -> Result<Vec<f64>, LiteralError> {
-        let kind = || LiteralError::Kind { ty: self.ty.clone(), wanted: "a floating-point tensor" };
+        let kind = || LiteralError::Kind { ty: self.ty.clone().into(), wanted: "a floating-point tensor" };
         let ty = self.ty.as_tensor().ok_or_else(kind)?;
         if !ty.dtype.is_float() {
             return Err(kind());

@@ -74,7 +74,8 @@ impl Fold {
         }
         let axis = (0..from.len()).find(|&i| from[i] != to[i])?;
         let fold = Fold { axis, kv_heads: from[axis], heads: to[axis], q_len: *to.get(axis + 1)? };
-        (fold.heads % fold.kv_heads.max(1) == 0 && fold.folded(&to).as_deref() == Some(&from[..])).then_some(fold)
+        (fold.heads.is_multiple_of(fold.kv_heads.max(1)) && fold.folded(&to).as_deref() == Some(&from[..]))
+            .then_some(fold)
     }
 
     /// Whether a shape in head layout has this fold's heads and rows where they belong.
