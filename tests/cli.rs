@@ -47,7 +47,9 @@ impl Place {
     /// A package made from text.
     fn package(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
-        Package::new(milopt::text::parse(text).unwrap()).save(&path, &SaveOptions::default()).unwrap();
+        let package = Package::new(milopt::text::parse(text).unwrap());
+        let witness = milopt::verify::structure(package.program()).unwrap();
+        package.save(&path, witness, &SaveOptions::default()).unwrap();
         path
     }
 

@@ -1,20 +1,17 @@
 //! Packages on disk: opening, refusing and saving, through the public interface only.
 
-use std::collections::BTreeMap;
+#[path = "support/files.rs"]
+mod files;
+
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use files::{fixture, fixtures, listing};
+use milopt::ir::{Function, Literal};
 use milopt::package::{OpenOptions, Overwrite, Package, PackageError, SaveOptions};
+use milopt::verify;
 use tempfile::TempDir;
-
-fn models() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models")
-}
-
-fn fixture(name: &str) -> PathBuf {
-    models().join(name).with_extension("mlpackage")
-}
 
 const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";
 const WEIGHTS: &str = "Data/com.apple.CoreML/weights/weight.bin";
@@ -39,26 +36,15 @@ fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
-/// Every file, directory and link below a path with its content.
-fn listing(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut out = BTreeMap::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(at) = todo.pop() {
-        for entry in fs::read_dir(at).unwrap() {
-            let path = entry.unwrap().path();
-            let kind = path.symlink_metadata().unwrap();
-            let content = match (kind.is_symlink(), kind.is_dir()) {
-                (true, _) => fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes(),
-                (_, true) => {
-                    todo.push(path.clone());
-                    Vec::new()
-                }
-                _ => fs::read(&path).unwrap(),
-            };
-            out.insert(path.strip_prefix(dir).unwrap().to_owned(), content);
-        }
-    }
-    out
+/// Checks the program and saves it.
+fn save(package: &Package, path: impl AsRef<Path>, options: &SaveOptions) -> Result<(), PackageError> {
+    package.save(path, verify::structure(package.program()).unwrap(), options)
+}
+
+/// The weights that attributes name.
+fn blobs(f: &Function) -> Vec<&Literal> {
+    let attributes = f.all_ops().into_iter().flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)));
+    attributes.filter(|l| l.is_blob()).collect()
 }
 
 /// An error with its causes on one line.
@@ -81,20 +67,16 @@ fn refused(path: &Path, want: &str) {
 #[test]
 fn every_fixture_is_saved_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(models()).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|e| e != "mlpackage") {
-            continue;
-        }
+    for path in fixtures() {
         let package = Package::open(&path).unwrap();
         let out = dir.path().join(path.file_name().unwrap());
-        package.save(&out, &SaveOptions::default()).unwrap();
+        save(&package, &out, &SaveOptions::default()).unwrap();
         assert!(listing(&path) == listing(&out), "{}", path.display());
         assert_eq!(package.bytes_read(), 0);
         let bare = dir.path().join(path.file_stem().unwrap());
         fs::create_dir(&bare).unwrap();
         let bare = bare.join("model.mlmodel");
-        package.save(&bare, &SaveOptions::default()).unwrap();
+        save(&package, &bare, &SaveOptions::default()).unwrap();
         assert_eq!(fs::read(&bare).unwrap(), fs::read(path.join(MODEL)).unwrap());
         let weights = fs::read(bare.with_file_name("weights").join("weight.bin"));
         assert_eq!(weights.ok(), fs::read(path.join(WEIGHTS)).ok());
@@ -105,24 +87,19 @@ fn every_fixture_is_saved_as_it_was() {
 fn a_bare_model_finds_its_weights_and_becomes_a_package_again() {
     let dir = tempfile::tempdir().unwrap();
     let bare = dir.path().join("model.mlmodel");
-    Package::open(fixture("softcap_q4")).unwrap().save(&bare, &SaveOptions::default()).unwrap();
+    save(&Package::open(fixture("softcap_q4")).unwrap(), &bare, &SaveOptions::default()).unwrap();
     let package = Package::open(&bare).unwrap();
     let f = package.program().main().unwrap();
-    let blob = f
-        .all_ops()
-        .into_iter()
-        .flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)).collect::<Vec<_>>())
-        .find(|l| l.is_blob())
-        .unwrap();
+    let blob = blobs(f)[0];
     assert!(!blob.packed(&**f.weights()).unwrap().is_empty());
     let out = dir.path().join("again.mlpackage");
-    package.save(&out, &SaveOptions::default()).unwrap();
+    save(&package, &out, &SaveOptions::default()).unwrap();
     let again = Package::open(&out).unwrap();
     assert_eq!(again.model_bytes().unwrap(), fs::read(&bare).unwrap());
     assert_eq!(fs::read(out.join(WEIGHTS)).unwrap(), fs::read(dir.path().join("weights/weight.bin")).unwrap());
-    package.save(&bare, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
+    save(&package, &bare, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
     let other = dir.path().join("other.mlmodel");
-    package.save(&other, &SaveOptions::default()).unwrap();
+    save(&package, &other, &SaveOptions::default()).unwrap();
     let names = ["again.mlpackage", "model.mlmodel", "other.mlmodel", "weights"];
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), names.len());
 }
@@ -180,16 +157,11 @@ fn a_missing_weight_file_matters_only_when_it_is_read() {
     fs::remove_file(path.join(WEIGHTS)).unwrap();
     let package = Package::open(&path).unwrap();
     let f = package.program().main().unwrap();
-    let literals: Vec<_> = f
-        .all_ops()
-        .into_iter()
-        .flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)).collect::<Vec<_>>())
-        .collect();
-    let blob = literals.iter().find(|l| l.is_blob()).unwrap();
+    let blob = blobs(f)[0];
     let error = blob.packed(&**f.weights()).unwrap_err().to_string();
     assert!(error.starts_with("weight @model_path/weights/weight.bin:") && error.contains("cannot open"), "{error}");
     for name in ["out.mlpackage", "bare.mlmodel"] {
-        package.save(dir.path().join(name), &SaveOptions::default()).unwrap();
+        save(&package, dir.path().join(name), &SaveOptions::default()).unwrap();
     }
     assert_eq!(Package::open(dir.path().join("bare.mlmodel")).unwrap().program().functions().len(), 1);
 }
@@ -200,14 +172,8 @@ fn a_truncated_weight_file_is_reported_when_its_bytes_are_needed() {
     fs::File::options().write(true).open(path.join(WEIGHTS)).unwrap().set_len(200).unwrap();
     let package = Package::open(&path).unwrap();
     let f = package.program().main().unwrap();
-    let errors: Vec<String> = f
-        .all_ops()
-        .into_iter()
-        .flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)).collect::<Vec<_>>())
-        .filter(|l| l.is_blob())
-        .filter_map(|l| l.packed(&**f.weights()).err())
-        .map(|e| e.to_string())
-        .collect();
+    let errors: Vec<String> =
+        blobs(f).into_iter().filter_map(|l| l.packed(&**f.weights()).err()).map(|e| e.to_string()).collect();
     assert!(errors.iter().any(|e| e.ends_with("runs past the end of the file (200 bytes)")), "{errors:?}");
     assert_eq!(package.bytes_read(), 0);
 }
@@ -217,39 +183,51 @@ fn output_paths_are_not_overwritten_unasked() {
     let (dir, path) = copy_of("rep_stack");
     let package = Package::open(&path).unwrap();
     let other = dir.path().join("other.mlpackage");
-    Package::open(fixture("sdpa")).unwrap().save(&other, &SaveOptions::default()).unwrap();
+    save(&Package::open(fixture("sdpa")).unwrap(), &other, &SaveOptions::default()).unwrap();
     let before = listing(dir.path());
     for (target, overwrite) in [(&path, Overwrite::Refuse), (&other, Overwrite::Refuse), (&other, Overwrite::InPlace)] {
-        let error = package.save(target, &SaveOptions::overwrite(overwrite)).unwrap_err();
+        let error = save(&package, target, &SaveOptions::overwrite(overwrite)).unwrap_err();
         assert!(matches!(error, PackageError::Exists(_)), "{error}");
     }
     assert!(listing(dir.path()) == before);
-    package.save(&path, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
+    save(&package, &path, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
     assert!(listing(dir.path()) == before, "an unedited package in place changes nothing");
-    package.save(&other, &SaveOptions::overwrite(Overwrite::Force)).unwrap();
+    save(&package, &other, &SaveOptions::overwrite(Overwrite::Force)).unwrap();
     assert!(listing(&other) == listing(&path));
 
     let folder = dir.path().join("documents");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("letter"), "dear").unwrap();
     let force = SaveOptions::overwrite(Overwrite::Force);
-    let error = package.save(&folder, &force).unwrap_err().to_string();
+    let error = save(&package, &folder, &force).unwrap_err().to_string();
     assert!(error.ends_with("what is there is not a package"), "{error}");
-    let error = package.save(path.join("Data/inner.mlpackage"), &force).unwrap_err().to_string();
+    let error = save(&package, path.join("Data/inner.mlpackage"), &force).unwrap_err().to_string();
     assert!(error.ends_with("it lies in the package that is being saved"), "{error}");
-    let error = package.save(dir.path().join("no/such/dir.mlpackage"), &force).unwrap_err().to_string();
+    let error = save(&package, dir.path().join("no/such/dir.mlpackage"), &force).unwrap_err().to_string();
     assert!(error.starts_with("cannot find"), "{error}");
     assert_eq!(fs::read(folder.join("letter")).unwrap(), b"dear");
 
     let bare = dir.path().join("model.mlmodel");
-    package.save(&bare, &SaveOptions::default()).unwrap();
+    save(&package, &bare, &SaveOptions::default()).unwrap();
     for target in [bare.clone(), dir.path().join("second.mlmodel")] {
-        let error = package.save(&target, &SaveOptions::default()).unwrap_err();
+        let error = save(&package, &target, &SaveOptions::default()).unwrap_err();
         assert!(matches!(error, PackageError::Exists(_)), "{error}");
     }
     fs::write(dir.path().join("weights/other.bin"), "kept").unwrap();
-    package.save(&bare, &force).unwrap();
+    save(&package, &bare, &force).unwrap();
     assert_eq!(fs::read(dir.path().join("weights/other.bin")).unwrap(), b"kept");
+}
+
+#[test]
+fn the_witness_of_another_program_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let package = Package::open(fixture("sdpa")).unwrap();
+    let twin = package.program().clone();
+    let out = dir.path().join("out.mlpackage");
+    let error = package.save(&out, verify::structure(&twin).unwrap(), &SaveOptions::default()).unwrap_err();
+    assert!(matches!(error, PackageError::OtherWitness), "{error}");
+    assert!(!out.exists());
+    package.save(&out, verify::typed(package.program()).unwrap(), &SaveOptions::default()).unwrap();
 }
 
 #[test]
@@ -259,7 +237,7 @@ fn stray_files_come_along() {
     fs::create_dir_all(path.join("Data/com.example/empty")).unwrap();
     fs::write(path.join("Data/com.example/Metadata.json"), "{}").unwrap();
     let out = dir.path().join("out.mlpackage");
-    Package::open(&path).unwrap().save(&out, &SaveOptions::default()).unwrap();
+    save(&Package::open(&path).unwrap(), &out, &SaveOptions::default()).unwrap();
     assert!(listing(&path) == listing(&out));
 }
 
@@ -281,22 +259,17 @@ mod links {
         refused(&path, "leads out of the package");
         let package = OpenOptions::new().follow_symlinks(true).open(&path).unwrap();
         let out = dir.path().join("out.mlpackage");
-        package.save(&out, &SaveOptions::default()).unwrap();
+        save(&package, &out, &SaveOptions::default()).unwrap();
         assert!(listing(&out) == before, "links became what they lead to");
 
         fs::remove_file(path.join(MODEL)).unwrap();
         fs::rename(cache.join("m"), path.join(MODEL)).unwrap();
         let package = Package::open(&path).unwrap();
         let f = package.program().main().unwrap();
-        let blob = f
-            .all_ops()
-            .into_iter()
-            .flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)).collect::<Vec<_>>())
-            .find(|l| l.is_blob())
-            .unwrap();
+        let blob = blobs(f)[0];
         let error = blob.packed(&**f.weights()).unwrap_err().to_string();
         assert!(error.contains("leads out of the package"), "{error}");
-        let error = package.save(dir.path().join("second.mlpackage"), &SaveOptions::default()).unwrap_err();
+        let error = save(&package, dir.path().join("second.mlpackage"), &SaveOptions::default()).unwrap_err();
         assert!(matches!(error, PackageError::Escapes { .. }), "{error}");
         assert!(!dir.path().join("second.mlpackage").exists());
     }
@@ -307,7 +280,7 @@ mod links {
         fs::rename(path.join(WEIGHTS), path.join("shared.bin")).unwrap();
         symlink("../../../shared.bin", path.join(WEIGHTS)).unwrap();
         let out = dir.path().join("out.mlpackage");
-        Package::open(&path).unwrap().save(&out, &SaveOptions::default()).unwrap();
+        save(&Package::open(&path).unwrap(), &out, &SaveOptions::default()).unwrap();
         assert!(listing(&path) == listing(&out));
         assert!(out.join(WEIGHTS).symlink_metadata().unwrap().is_symlink());
     }
@@ -318,7 +291,7 @@ mod links {
         let link = dir.path().join("link.mlpackage");
         symlink("copy.mlpackage", &link).unwrap();
         let package = Package::open(&link).unwrap();
-        package.save(&link, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
+        save(&package, &link, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert!(listing(&path) == listing(&fixture("rep_stack")));
     }
@@ -328,7 +301,7 @@ mod links {
 #[test]
 fn save_under_a_limit_helper() {
     let Ok(target) = std::env::var("MILOPT_TEST_SAVE_TO") else { return };
-    let saved = Package::open(fixture("softcap_q4")).unwrap().save(target, &SaveOptions::overwrite(Overwrite::Force));
+    let saved = save(&Package::open(fixture("softcap_q4")).unwrap(), target, &SaveOptions::overwrite(Overwrite::Force));
     assert!(saved.is_ok(), "{}", text(&saved.unwrap_err()));
 }
 

@@ -11,6 +11,7 @@ use std::process::Command;
 
 use milopt::package::Package;
 use milopt::passes::{Pipeline, RunOptions};
+use milopt::verify;
 
 #[test]
 #[ignore = "needs Python with coremltools"]
@@ -27,7 +28,7 @@ fn coremltools_loads_every_optimized_fixture() {
         let mut package = Package::open(&fixture).unwrap();
         Pipeline::default().run(package.program_mut(), &RunOptions::default()).unwrap();
         let out = dir.path().join(fixture.file_name().unwrap());
-        package.save(&out, &Default::default()).unwrap();
+        package.save(&out, verify::structure(package.program()).unwrap(), &Default::default()).unwrap();
         written.push(out);
     }
     assert!(!written.is_empty());
