@@ -9,9 +9,10 @@ use smallvec::SmallVec;
 
 use super::Mode;
 use super::error::Fault;
-use super::num::{Element, Num, Real, round_f64, wrap};
+use super::num::{Element, Num, Real, wrap};
 use crate::ir::{
-    DType, Literal, LiteralData, LiteralError, Name, TensorType, Weights, pack_ints, unpack_floats, unpack_ints,
+    DType, Literal, LiteralData, LiteralError, Name, TensorType, Weights, pack_ints, round_float, unpack_floats,
+    unpack_ints,
 };
 
 /// Tensors by the name of the input, output or state they belong to.
@@ -397,7 +398,7 @@ impl fmt::Debug for Tensor {
 /// The exact value of a float literal in a type, for callers that compare with declared types.
 pub(crate) fn rounded(dtype: DType, mode: Mode, x: f64) -> f64 {
     match mode {
-        Mode::Storage => round_f64(dtype, x),
+        Mode::Storage => round_float(dtype, x),
         Mode::Exact => x,
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use super::{DType, TensorType, ValueType};
+use super::{DType, TensorType, ValueType, float_bits, unpack_floats};
 
 /// Where the bytes of a weight lie.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -151,13 +151,8 @@ impl Literal {
         assert_eq!(shape.iter().product::<u64>(), values.len() as u64, "values fill the shape");
         let mut out = Vec::new();
         for &v in values {
-            match dtype {
-                DType::F16 => out.extend_from_slice(&half::f16::from_f64(v).to_le_bytes()),
-                DType::BF16 => out.extend_from_slice(&half::bf16::from_f64(v).to_le_bytes()),
-                DType::F32 => out.extend_from_slice(&(v as f32).to_le_bytes()),
-                DType::F64 => out.extend_from_slice(&v.to_le_bytes()),
-                _ => panic!("{dtype} is not a float type that can be written"),
-            }
+            let Some(bits) = float_bits(dtype, v) else { panic!("{dtype} is not a float type that can be written") };
+            out.extend(pack_ints(dtype, &[bits as i64]));
         }
         Literal::bytes(TensorType::fixed(dtype, shape), out)
     }
@@ -268,32 +263,6 @@ pub fn unpack_ints(dtype: DType, count: usize, bytes: &[u8]) -> Vec<i64> {
         .collect()
 }
 
-/// The floats packed in `bytes`, exactly.
-pub fn unpack_floats(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    match dtype {
-        DType::F16 => bytes.chunks_exact(2).map(|c| half::f16::from_le_bytes([c[0], c[1]]).to_f64()).collect(),
-        DType::BF16 => bytes.chunks_exact(2).map(|c| half::bf16::from_le_bytes([c[0], c[1]]).to_f64()).collect(),
-        DType::F32 => bytes.chunks_exact(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]]))).collect(),
-        DType::F64 => bytes
-            .chunks_exact(8)
-            .map(|c| f64::from_le_bytes([c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]]))
-            .collect(),
-        DType::F8E4M3FN => bytes.iter().map(|&b| fp8_e4m3fn(b)).collect(),
-        DType::F8E5M2 => bytes.iter().map(|&b| half::f16::from_bits(u16::from(b) << 8).to_f64()).collect(),
-        _ => Vec::new(),
-    }
-}
-
-fn fp8_e4m3fn(b: u8) -> f64 {
-    let sign = if b & 0x80 != 0 { -1.0 } else { 1.0 };
-    let (exp, man) = (i32::from(b >> 3 & 15), f64::from(b & 7));
-    match (exp, b & 7) {
-        (15, 7) => f64::NAN,
-        (0, _) => sign * man / 8.0 * 2f64.powi(-6),
-        _ => sign * (1.0 + man / 8.0) * 2f64.powi(exp - 7),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,12 +282,5 @@ mod tests {
             assert_eq!(pack_ints(dtype, values), bytes, "{dtype}");
             assert_eq!(unpack_ints(dtype, values.len(), bytes), values, "{dtype}");
         }
-    }
-
-    #[test]
-    fn fp8_values() {
-        assert_eq!(unpack_floats(DType::F8E4M3FN, &[0x38, 0x7e, 0x01, 0xb8]), [1.0, 448.0, 2f64.powi(-9), -1.0]);
-        assert!(unpack_floats(DType::F8E4M3FN, &[0x7f])[0].is_nan());
-        assert_eq!(unpack_floats(DType::F8E5M2, &[0x3c, 0x7b, 0x7c]), [1.0, 57344.0, f64::INFINITY]);
     }
 }
