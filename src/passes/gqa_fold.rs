@@ -1,5 +1,7 @@
 //! `gqa-fold`: multiply by the KV heads that exist instead of by copies of them.
 //!
+//! With: tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [1, 8, 1, 16]> query
+//!
 //! Given:
 //! ```text
 //! tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
