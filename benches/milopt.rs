@@ -11,16 +11,21 @@ use milopt::interp::{Interpreter, Mode, Tensor, Values};
 use milopt::ir::{Function, Program};
 use milopt::package::{Overwrite, Package, SaveOptions};
 use milopt::passes::{Pipeline, RunOptions};
+use milopt::verify::{self, Verified};
 
 fn decoder(config: &Config) -> Program {
     exaone::program(config).expect("the sizes fit each other")
+}
+
+fn checked(package: &Package) -> Verified<'_> {
+    verify::structure(package.program()).expect("the program is well-formed")
 }
 
 fn open(c: &mut Criterion) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("exaone.mlpackage");
     let package = Package::new(decoder(&Config::exaone_1_2b()));
-    package.save(&path, &SaveOptions::default()).expect("the disk has room");
+    package.save(&path, checked(&package), &SaveOptions::default()).expect("the disk has room");
     c.bench_function("open", |b| b.iter(|| Package::open(black_box(&path)).expect("the package opens")));
 }
 
@@ -41,7 +46,8 @@ fn save(c: &mut Criterion) {
     let path = dir.path().join("exaone.mlpackage");
     let package = Package::new(decoder(&Config::exaone_1_2b()));
     let options = SaveOptions::overwrite(Overwrite::Force);
-    c.bench_function("save", |b| b.iter(|| package.save(black_box(&path), &options).expect("the disk has room")));
+    let save = || package.save(black_box(&path), checked(&package), &options).expect("the disk has room");
+    c.bench_function("save", |b| b.iter(save));
 }
 
 /// Zeros for every input: what a step costs does not depend on the values.

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use milopt::equiv;
 use milopt::package::Package;
 use milopt::passes::{Pipeline, RunOptions};
+use milopt::verify;
 
 fn rewrite(input: &str, output: &str, steps: usize) -> Result<bool, milopt::Error> {
     let original = Package::open(input)?;
     let mut package = Package::open(input)?;
-
     let report = Pipeline::default().run(package.program_mut(), &RunOptions::default())?;
     print!("{report}");
 
@@ -22,7 +22,7 @@ fn rewrite(input: &str, output: &str, steps: usize) -> Result<bool, milopt::Erro
     }
     println!("bit-exact over {steps} steps");
 
-    package.save(output, &Default::default())?;
+    package.save(output, verify::structure(package.program())?, &Default::default())?;
     println!("saved {output}");
     Ok(true)
 }

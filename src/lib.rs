@@ -3,12 +3,13 @@
 //! ```no_run
 //! use milopt::package::Package;
 //! use milopt::passes::{Pipeline, RunOptions};
+//! use milopt::verify;
 //!
 //! # fn main() -> Result<(), milopt::Error> {
 //! let mut package = Package::open("model.mlpackage")?;
 //! let report = Pipeline::default().run(package.program_mut(), &RunOptions::default())?;
 //! println!("{report}");
-//! package.save("faster.mlpackage", &Default::default())?;
+//! package.save("faster.mlpackage", verify::structure(package.program())?, &Default::default())?;
 //! # Ok(())
 //! # }
 //! ```

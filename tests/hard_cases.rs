@@ -13,7 +13,7 @@ use milopt::passes::{Pipeline, Report};
 use milopt::{equiv, text, verify};
 use support::files::{WEIGHTS, fixture, listing};
 use support::place::{Place, model_bytes};
-use support::{DEFAULT, count, declined, main, optimize, program, wire};
+use support::{DEFAULT, count, declined, main, optimize, program, save, wire};
 
 /// The fixture that the models below are made from: two layers of decode attention.
 const BASE: &str = "rep_expand";
@@ -27,7 +27,7 @@ fn put_model(package: &Path, bytes: &[u8]) {
 fn reopened(program: milopt::ir::Program) -> (tempfile::TempDir, Package) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("p.mlpackage");
-    Package::new(program).save(&path, &SaveOptions::default()).unwrap();
+    save(&Package::new(program), &path, &SaveOptions::default()).unwrap();
     let package = Package::open(&path).unwrap();
     (dir, package)
 }
@@ -43,7 +43,7 @@ fn with_unknown_field_in(output: &str) -> (Report, usize) {
     let mut package = Package::open(&path).unwrap();
     let report = Pipeline::default().run(package.program_mut(), &Default::default()).unwrap();
     let out = place.path("out.mlpackage");
-    package.save(&out, &SaveOptions::default()).unwrap();
+    save(&package, &out, &SaveOptions::default()).unwrap();
     assert_eq!(wire::op_bytes(&model_bytes(&out), output), wire::op_bytes(&model, output), "{output}");
 
     let after = Package::open(&out).unwrap();

@@ -68,7 +68,7 @@ fn spell(view: &View, x: &str, name: &str, shape: &[u64]) -> Option<(String, Vec
         }
         View::Split { axis, by } => {
             let axis = axis % rank;
-            let factors: Vec<u64> = (2..shape[axis]).filter(|n| shape[axis] % n == 0).collect();
+            let factors: Vec<u64> = (2..shape[axis]).filter(|n| shape[axis].is_multiple_of(*n)).collect();
             let n = *factors.get(by % factors.len().max(1))?;
             (rank < 5).then_some(())?;
             to.splice(axis..=axis, [n, shape[axis] / n]);

@@ -7,7 +7,9 @@ use std::fs;
 use std::path::Path;
 
 use milopt::package::{OpenOptions, Overwrite, Package, PackageError, SaveOptions};
+use milopt::verify;
 use support::files::{MODEL, WEIGHTS, copy_of, fixture, fixtures, listing};
+use support::save;
 
 /// An error with its causes on one line.
 fn text(error: &dyn Error) -> String {
@@ -32,13 +34,13 @@ fn every_fixture_is_saved_as_it_was() {
     for path in fixtures() {
         let package = Package::open(&path).unwrap();
         let out = dir.path().join(path.file_name().unwrap());
-        package.save(&out, &SaveOptions::default()).unwrap();
+        save(&package, &out, &SaveOptions::default()).unwrap();
         assert!(listing(&path) == listing(&out), "{}", path.display());
         assert_eq!(package.bytes_read(), 0);
         let bare = dir.path().join(path.file_stem().unwrap());
         fs::create_dir(&bare).unwrap();
         let bare = bare.join("model.mlmodel");
-        package.save(&bare, &SaveOptions::default()).unwrap();
+        save(&package, &bare, &SaveOptions::default()).unwrap();
         assert_eq!(fs::read(&bare).unwrap(), fs::read(path.join(MODEL)).unwrap());
         let weights = fs::read(bare.with_file_name("weights").join("weight.bin"));
         assert_eq!(weights.ok(), fs::read(path.join(WEIGHTS)).ok());
@@ -49,7 +51,7 @@ fn every_fixture_is_saved_as_it_was() {
 fn a_bare_model_finds_its_weights_and_becomes_a_package_again() {
     let dir = tempfile::tempdir().unwrap();
     let bare = dir.path().join("model.mlmodel");
-    Package::open(fixture("softcap_q4")).unwrap().save(&bare, &SaveOptions::default()).unwrap();
+    save(&Package::open(fixture("softcap_q4")).unwrap(), &bare, &SaveOptions::default()).unwrap();
     let package = Package::open(&bare).unwrap();
     let f = package.program().main().unwrap();
     let blob = f
@@ -60,13 +62,13 @@ fn a_bare_model_finds_its_weights_and_becomes_a_package_again() {
         .unwrap();
     assert!(!blob.packed(&**f.weights()).unwrap().is_empty());
     let out = dir.path().join("again.mlpackage");
-    package.save(&out, &SaveOptions::default()).unwrap();
+    save(&package, &out, &SaveOptions::default()).unwrap();
     let again = Package::open(&out).unwrap();
     assert_eq!(again.model_bytes().unwrap(), fs::read(&bare).unwrap());
     assert_eq!(fs::read(out.join(WEIGHTS)).unwrap(), fs::read(dir.path().join("weights/weight.bin")).unwrap());
-    package.save(&bare, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
+    save(&package, &bare, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
     let other = dir.path().join("other.mlmodel");
-    package.save(&other, &SaveOptions::default()).unwrap();
+    save(&package, &other, &SaveOptions::default()).unwrap();
     let names = ["again.mlpackage", "model.mlmodel", "other.mlmodel", "weights"];
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), names.len());
 }
@@ -133,7 +135,7 @@ fn a_missing_weight_file_matters_only_when_it_is_read() {
     let error = blob.packed(&**f.weights()).unwrap_err().to_string();
     assert!(error.starts_with("weight @model_path/weights/weight.bin:") && error.contains("cannot open"), "{error}");
     for name in ["out.mlpackage", "bare.mlmodel"] {
-        package.save(dir.path().join(name), &SaveOptions::default()).unwrap();
+        save(&package, dir.path().join(name), &SaveOptions::default()).unwrap();
     }
     assert_eq!(Package::open(dir.path().join("bare.mlmodel")).unwrap().program().functions().len(), 1);
 }
@@ -161,39 +163,51 @@ fn output_paths_are_not_overwritten_unasked() {
     let (dir, path) = copy_of("rep_stack");
     let package = Package::open(&path).unwrap();
     let other = dir.path().join("other.mlpackage");
-    Package::open(fixture("sdpa")).unwrap().save(&other, &SaveOptions::default()).unwrap();
+    save(&Package::open(fixture("sdpa")).unwrap(), &other, &SaveOptions::default()).unwrap();
     let before = listing(dir.path());
     for (target, overwrite) in [(&path, Overwrite::Refuse), (&other, Overwrite::Refuse), (&other, Overwrite::InPlace)] {
-        let error = package.save(target, &SaveOptions::overwrite(overwrite)).unwrap_err();
+        let error = save(&package, target, &SaveOptions::overwrite(overwrite)).unwrap_err();
         assert!(matches!(error, PackageError::Exists(_)), "{error}");
     }
     assert!(listing(dir.path()) == before);
-    package.save(&path, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
+    save(&package, &path, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
     assert!(listing(dir.path()) == before, "an unedited package in place changes nothing");
-    package.save(&other, &SaveOptions::overwrite(Overwrite::Force)).unwrap();
+    save(&package, &other, &SaveOptions::overwrite(Overwrite::Force)).unwrap();
     assert!(listing(&other) == listing(&path));
 
     let folder = dir.path().join("documents");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("letter"), "dear").unwrap();
     let force = SaveOptions::overwrite(Overwrite::Force);
-    let error = package.save(&folder, &force).unwrap_err().to_string();
+    let error = save(&package, &folder, &force).unwrap_err().to_string();
     assert!(error.ends_with("what is there is not a package"), "{error}");
-    let error = package.save(path.join("Data/inner.mlpackage"), &force).unwrap_err().to_string();
+    let error = save(&package, path.join("Data/inner.mlpackage"), &force).unwrap_err().to_string();
     assert!(error.ends_with("it lies in the package that is being saved"), "{error}");
-    let error = package.save(dir.path().join("no/such/dir.mlpackage"), &force).unwrap_err().to_string();
+    let error = save(&package, dir.path().join("no/such/dir.mlpackage"), &force).unwrap_err().to_string();
     assert!(error.starts_with("cannot find"), "{error}");
     assert_eq!(fs::read(folder.join("letter")).unwrap(), b"dear");
 
     let bare = dir.path().join("model.mlmodel");
-    package.save(&bare, &SaveOptions::default()).unwrap();
+    save(&package, &bare, &SaveOptions::default()).unwrap();
     for target in [bare.clone(), dir.path().join("second.mlmodel")] {
-        let error = package.save(&target, &SaveOptions::default()).unwrap_err();
+        let error = save(&package, &target, &SaveOptions::default()).unwrap_err();
         assert!(matches!(error, PackageError::Exists(_)), "{error}");
     }
     fs::write(dir.path().join("weights/other.bin"), "kept").unwrap();
-    package.save(&bare, &force).unwrap();
+    save(&package, &bare, &force).unwrap();
     assert_eq!(fs::read(dir.path().join("weights/other.bin")).unwrap(), b"kept");
+}
+
+#[test]
+fn the_witness_of_another_program_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let package = Package::open(fixture("sdpa")).unwrap();
+    let twin = package.program().clone();
+    let out = dir.path().join("out.mlpackage");
+    let error = package.save(&out, verify::structure(&twin).unwrap(), &SaveOptions::default()).unwrap_err();
+    assert!(matches!(error, PackageError::OtherWitness), "{error}");
+    assert!(!out.exists());
+    package.save(&out, verify::typed(package.program()).unwrap(), &SaveOptions::default()).unwrap();
 }
 
 #[test]
@@ -203,7 +217,7 @@ fn stray_files_come_along() {
     fs::create_dir_all(path.join("Data/com.example/empty")).unwrap();
     fs::write(path.join("Data/com.example/Metadata.json"), "{}").unwrap();
     let out = dir.path().join("out.mlpackage");
-    Package::open(&path).unwrap().save(&out, &SaveOptions::default()).unwrap();
+    save(&Package::open(&path).unwrap(), &out, &SaveOptions::default()).unwrap();
     assert!(listing(&path) == listing(&out));
 }
 
@@ -225,7 +239,7 @@ mod links {
         refused(&path, "leads out of the package");
         let package = OpenOptions::new().follow_symlinks(true).open(&path).unwrap();
         let out = dir.path().join("out.mlpackage");
-        package.save(&out, &SaveOptions::default()).unwrap();
+        save(&package, &out, &SaveOptions::default()).unwrap();
         assert!(listing(&out) == before, "links became what they lead to");
 
         fs::remove_file(path.join(MODEL)).unwrap();
@@ -240,7 +254,7 @@ mod links {
             .unwrap();
         let error = blob.packed(&**f.weights()).unwrap_err().to_string();
         assert!(error.contains("leads out of the package"), "{error}");
-        let error = package.save(dir.path().join("second.mlpackage"), &SaveOptions::default()).unwrap_err();
+        let error = save(&package, dir.path().join("second.mlpackage"), &SaveOptions::default()).unwrap_err();
         assert!(matches!(error, PackageError::Escapes { .. }), "{error}");
         assert!(!dir.path().join("second.mlpackage").exists());
     }
@@ -251,7 +265,7 @@ mod links {
         fs::rename(path.join(WEIGHTS), path.join("shared.bin")).unwrap();
         symlink("../../../shared.bin", path.join(WEIGHTS)).unwrap();
         let out = dir.path().join("out.mlpackage");
-        Package::open(&path).unwrap().save(&out, &SaveOptions::default()).unwrap();
+        save(&Package::open(&path).unwrap(), &out, &SaveOptions::default()).unwrap();
         assert!(listing(&path) == listing(&out));
         assert!(out.join(WEIGHTS).symlink_metadata().unwrap().is_symlink());
     }
@@ -262,7 +276,7 @@ mod links {
         let link = dir.path().join("link.mlpackage");
         symlink("copy.mlpackage", &link).unwrap();
         let package = Package::open(&link).unwrap();
-        package.save(&link, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
+        save(&package, &link, &SaveOptions::overwrite(Overwrite::InPlace)).unwrap();
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert!(listing(&path) == listing(&fixture("rep_stack")));
     }
@@ -272,7 +286,7 @@ mod links {
 #[test]
 fn save_under_a_limit_helper() {
     let Ok(target) = std::env::var("MILOPT_TEST_SAVE_TO") else { return };
-    let saved = Package::open(fixture("softcap_q4")).unwrap().save(target, &SaveOptions::overwrite(Overwrite::Force));
+    let saved = save(&Package::open(fixture("softcap_q4")).unwrap(), target, &SaveOptions::overwrite(Overwrite::Force));
     assert!(saved.is_ok(), "{}", text(&saved.unwrap_err()));
 }
 

@@ -84,7 +84,7 @@ fn passes_are_called_like_their_files() {
         let file = root().join("src/passes").join(format!("{}.rs", pass.name.replace('-', "_")));
         let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         assert!(text.starts_with(&format!("//! `{}`: {}", pass.name, pass.summary)), "{}", file.display());
-        for word in ["Given:", "Return:", "Exactness: "] {
+        for word in ["With: ", "Given:", "Return:", "Exactness: "] {
             assert!(text.contains(&format!("//! {word}")), "{} lacks {word}", file.display());
         }
         assert!(text.contains(&format!("//! Exactness: {}", pass.exactness)), "{}", file.display());

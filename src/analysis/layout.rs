@@ -435,7 +435,8 @@ fn fit(list: &[i64]) -> Option<Axis> {
             run += 1;
         }
         let fits = |n: usize| {
-            list.len() % n == 0 && list.chunks_exact(n).all(|c| (1..n).all(|i| c[i].wrapping_sub(c[i - 1]) == step))
+            list.len().is_multiple_of(n)
+                && list.chunks_exact(n).all(|c| (1..n).all(|i| c[i].wrapping_sub(c[i - 1]) == step))
         };
         let n = (2..=run).rev().find(|&n| fits(n))?;
         digits.push(Digit::new(Dim::known(n as u64), Stride::known(step)));

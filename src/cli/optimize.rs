@@ -149,13 +149,14 @@ impl Optimize {
         Ok(equiv::check(a, b, self.function.as_deref(), &options)?)
     }
 
-    fn save(&self, package: &Package, path: &Path) -> Result<(), PackageError> {
+    fn save(&self, package: &Package, path: &Path) -> Result<(), crate::Error> {
         let overwrite = match (self.force, self.in_place) {
             (true, _) => Overwrite::Force,
             (false, true) => Overwrite::InPlace,
             (false, false) => Overwrite::Refuse,
         };
-        package.save(path, &SaveOptions::overwrite(overwrite))
+        let witness = crate::verify::structure(package.program())?;
+        Ok(package.save(path, witness, &SaveOptions::overwrite(overwrite))?)
     }
 
     fn write_report(&self, summary: &Summary<'_>) -> Result<(), Failure> {

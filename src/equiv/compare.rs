@@ -2,11 +2,10 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use half::{bf16, f16};
 use serde::{Serialize, Serializer};
 
 use crate::interp::{Tensor, same_bits};
-use crate::ir::{DType, Function, Id, ValueId};
+use crate::ir::{DType, Function, Id, ValueId, float_bits};
 
 /// How two runs of one output or state differ, over all steps.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -166,10 +165,10 @@ fn ulps(dtype: DType, x: f64, y: f64) -> u64 {
     if x.is_nan() || y.is_nan() {
         return u64::MAX;
     }
-    let place = |v: f64| match dtype {
-        DType::F16 | DType::F8E5M2 | DType::F8E4M3FN => ordered(u64::from(f16::from_f64(v).to_bits()), 16),
-        DType::BF16 => ordered(u64::from(bf16::from_f64(v).to_bits()), 16),
-        DType::F32 => ordered(u64::from((v as f32).to_bits()), 32),
+    // fp16 holds every 8-bit float.
+    let dtype = if dtype.bits() == Some(8) { DType::F16 } else { dtype };
+    let place = |v: f64| match (float_bits(dtype, v), dtype.bits()) {
+        (Some(bits), Some(width)) => ordered(bits, width),
         _ => ordered(v.to_bits(), 64),
     };
     u64::try_from(place(x).abs_diff(place(y))).unwrap_or(u64::MAX)

@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 
 use super::Mode;
 use super::error::Fault;
-use super::num::{Num, Real, round_f64};
+use super::num::{Num, Real};
 use super::run::Interpreter;
 use super::tensor::{Tensor, rounded};
-use crate::ir::{DType, OpData, OpId, Operand, ValueId, ValueType};
+use crate::ir::{DType, OpData, OpId, Operand, ValueId, ValueType, round_float};
 
 /// One evaluation of one op.
 pub(crate) struct Call<'a> {
@@ -183,7 +183,7 @@ impl<'a> Call<'a> {
     /// of that type, rounded in both modes.
     pub fn real_or<R: Real>(&self, name: &str, default: f64, dtype: DType) -> Result<R, Fault> {
         let value = match self.optional(name)? {
-            None => round_f64(dtype, default),
+            None => round_float(dtype, default),
             Some(t) => match t.to_f64s()[..] {
                 [value] => value,
                 _ => return Err(Fault::Shape(format!("parameter `{name}` of shape {:?} is no scalar", t.shape()))),

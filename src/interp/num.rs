@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::tensor::Data;
-use crate::ir::DType;
+use crate::ir::{DType, round_float};
 
 /// What a tensor's data can be made of.
 pub(crate) trait Element: Clone + Default + PartialEq + 'static {
@@ -194,7 +194,7 @@ mod pow {
 }
 
 mod narrow {
-    use super::{DType, Data, Element, round_f64};
+    use super::{DType, Data, Element, round_float};
 
     pub(super) fn f32(mut elements: Vec<f32>, dtype: DType) -> Data {
         match dtype {
@@ -202,7 +202,7 @@ mod narrow {
             DType::F64 => return super::widen::f32(elements),
             DType::F16 => elements.iter_mut().for_each(|x| *x = half::f16::from_f32(*x).to_f32()),
             DType::BF16 => elements.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32()),
-            _ => elements.iter_mut().for_each(|x| *x = round_f64(dtype, f64::from(*x)) as f32),
+            _ => elements.iter_mut().for_each(|x| *x = round_float(dtype, f64::from(*x)) as f32),
         }
         f32::data(elements)
     }
@@ -210,7 +210,7 @@ mod narrow {
     pub(super) fn f64(elements: Vec<f64>, dtype: DType) -> Data {
         match dtype {
             DType::F64 => f64::data(elements),
-            _ => f32::data(elements.into_iter().map(|x| round_f64(dtype, x) as f32).collect()),
+            _ => f32::data(elements.into_iter().map(|x| round_float(dtype, x) as f32).collect()),
         }
     }
 }
@@ -223,30 +223,6 @@ mod widen {
     }
     pub(super) fn f64(elements: Vec<f64>) -> Data {
         f64::data(elements)
-    }
-}
-
-/// `x` rounded to nearest even in the float type `dtype`. Values beyond the largest finite one become infinite, or NaN
-/// in the type without infinities.
-pub(crate) fn round_f64(dtype: DType, x: f64) -> f64 {
-    let (fraction_bits, min_exponent, max) = match dtype {
-        DType::F16 => (10, -14, 65504.0),
-        DType::BF16 => (7, -126, f64::from(half::bf16::MAX)),
-        DType::F8E4M3FN => (3, -6, 448.0),
-        DType::F8E5M2 => (2, -14, 57344.0),
-        DType::F32 => return f64::from(x as f32),
-        _ => return x,
-    };
-    let rounded = if x == 0.0 || !x.is_finite() {
-        x
-    } else {
-        let unit = libm::ldexp(1.0, libm::ilogb(x).max(min_exponent) - fraction_bits);
-        libm::rint(x / unit) * unit
-    };
-    match rounded.abs() > max {
-        true if dtype == DType::F8E4M3FN => f64::NAN,
-        true => f64::INFINITY.copysign(rounded),
-        false => rounded,
     }
 }
 
@@ -264,30 +240,6 @@ pub(crate) fn wrap(dtype: DType, x: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rounding_is_to_nearest_even() {
-        // A tie broken only by bits far below single precision.
-        assert_eq!(round_f64(DType::F16, 1.0 + 2f64.powi(-11)), 1.0);
-        assert_eq!(round_f64(DType::F16, 1.0 + 2f64.powi(-11) + 2f64.powi(-45)), 1.0 + 2f64.powi(-10));
-        assert_eq!(round_f64(DType::F16, 65519.9), 65504.0);
-        assert_eq!(round_f64(DType::F16, -65520.0), f64::NEG_INFINITY);
-        assert_eq!(round_f64(DType::F16, 2f64.powi(-25)), 0.0);
-        assert_eq!(round_f64(DType::F16, 1.5 * 2f64.powi(-25)), 2f64.powi(-24));
-        assert_eq!(round_f64(DType::BF16, 1.00390625), 1.0);
-        assert_eq!(round_f64(DType::F8E4M3FN, 460.0), 448.0);
-        assert!(round_f64(DType::F8E4M3FN, 470.0).is_nan());
-        assert_eq!(round_f64(DType::F8E5M2, 0.9), 0.875);
-    }
-
-    #[test]
-    fn f16_rounding_agrees_with_half_on_every_f16_midpoint() {
-        for bits in 0..0x7bffu16 {
-            let (a, b) = (half::f16::from_bits(bits).to_f32(), half::f16::from_bits(bits + 1).to_f32());
-            let mid = (a + b) / 2.0;
-            assert_eq!(round_f64(DType::F16, f64::from(mid)) as f32, half::f16::from_f32(mid).to_f32(), "{mid}");
-        }
-    }
 
     #[test]
     fn integers_wrap() {

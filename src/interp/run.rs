@@ -102,7 +102,7 @@ impl<'f> Interpreter<'f> {
     /// Evaluates the function once and returns its outputs by name.
     ///
     /// `inputs` holds a tensor for every input that is not a state, of its element type and a shape that fits; a scalar
-    /// and a tensor of shape [1] are interchangeable, other names are ignored. A state missing from `states` starts as
+    /// and a tensor of shape `[1]` are interchangeable, other names are ignored. A state missing from `states` starts as
     /// zeros. States are updated in place, and only when the whole run succeeds.
     ///
     /// # Errors

@@ -9,9 +9,10 @@ use smallvec::SmallVec;
 
 use super::Mode;
 use super::error::Fault;
-use super::num::{Element, Num, Real, round_f64, wrap};
+use super::num::{Element, Num, Real, wrap};
 use crate::ir::{
-    DType, Literal, LiteralData, LiteralError, Name, TensorType, Weights, pack_ints, unpack_floats, unpack_ints,
+    DType, Literal, LiteralData, LiteralError, Name, TensorType, Weights, pack_ints, round_float, unpack_floats,
+    unpack_ints,
 };
 
 /// Tensors by the name of the input, output or state they belong to.
@@ -112,7 +113,8 @@ impl Tensor {
     /// [`Fault::Literal`] when it is no tensor of known shape, its size does not fit its type, or it cannot be read;
     /// [`Fault::TooLarge`].
     pub fn from_literal(literal: &Literal, weights: &dyn Weights) -> Result<Tensor, Fault> {
-        let kind = || Fault::from(LiteralError::Kind { ty: literal.ty.clone(), wanted: "a tensor of known shape" });
+        let kind =
+            || Fault::from(LiteralError::Kind { ty: literal.ty.clone().into(), wanted: "a tensor of known shape" });
         let ty = literal.ty.as_tensor().ok_or_else(kind)?;
         let shape: Dims = ty
             .known_shape()
@@ -396,7 +398,7 @@ impl fmt::Debug for Tensor {
 /// The exact value of a float literal in a type, for callers that compare with declared types.
 pub(crate) fn rounded(dtype: DType, mode: Mode, x: f64) -> f64 {
     match mode {
-        Mode::Storage => round_f64(dtype, x),
+        Mode::Storage => round_float(dtype, x),
         Mode::Exact => x,
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
-/// An index into an [`Arena`] of one kind of thing.
+/// An index into an arena of one kind of thing.
 pub trait Id: Copy + Eq + fmt::Debug {
     /// The id with this position.
     fn new(index: usize) -> Self;

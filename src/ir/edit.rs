@@ -174,14 +174,7 @@ impl Function {
             source: None,
             unmodelled: None,
         });
-        for (name, operands) in inputs {
-            let start = self.ops[op].operands.len() as u32;
-            for operand in operands {
-                self.push_operand(op, operand);
-            }
-            let end = self.ops[op].operands.len() as u32;
-            self.ops[op].params.push((name, start..end));
-        }
+        self.bind(op, inputs);
         for (i, (name, ty)) in results.into_iter().enumerate() {
             let v = self.add_value(name, ty, Def::Result(op, i as u32));
             self.ops[op].results.push(v);
@@ -197,6 +190,18 @@ impl Function {
         self.ops[op].results.push(v);
         self.touch(op);
         v
+    }
+
+    /// Appends parameters with their bindings.
+    fn bind(&mut self, op: OpId, params: Vec<(Name, Vec<Operand>)>) {
+        for (name, operands) in params {
+            let start = self.ops[op].operands.len() as u32;
+            for operand in operands {
+                self.push_operand(op, operand);
+            }
+            let end = self.ops[op].operands.len() as u32;
+            self.ops[op].params.push((name, start..end));
+        }
     }
 
     fn push_operand(&mut self, op: OpId, operand: Operand) {
@@ -356,14 +361,7 @@ impl Function {
         self.ops[op].operands.clear();
         self.ops[op].use_at.clear();
         self.ops[op].params.clear();
-        for (name, operands) in inputs {
-            let start = self.ops[op].operands.len() as u32;
-            for operand in operands {
-                self.push_operand(op, operand);
-            }
-            let end = self.ops[op].operands.len() as u32;
-            self.ops[op].params.push((name, start..end));
-        }
+        self.bind(op, inputs);
         self.touch(op);
     }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use super::{DType, TensorType, ValueType};
+use super::{DType, TensorType, ValueType, float_bits, unpack_floats};
 
 /// Where the bytes of a weight lie.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -57,7 +57,7 @@ pub enum LiteralError {
     #[error("constant of type {ty} is not {wanted}")]
     Kind {
         /// What it is.
-        ty: ValueType,
+        ty: Box<ValueType>,
         /// What was asked for.
         wanted: &'static str,
     },
@@ -65,7 +65,7 @@ pub enum LiteralError {
     #[error("constant of type {ty} holds {len} bytes, its shape needs {need}")]
     Length {
         /// Declared type.
-        ty: ValueType,
+        ty: Box<ValueType>,
         /// Bytes there.
         len: u64,
         /// Bytes needed.
@@ -151,13 +151,8 @@ impl Literal {
         assert_eq!(shape.iter().product::<u64>(), values.len() as u64, "values fill the shape");
         let mut out = Vec::new();
         for &v in values {
-            match dtype {
-                DType::F16 => out.extend_from_slice(&half::f16::from_f64(v).to_le_bytes()),
-                DType::BF16 => out.extend_from_slice(&half::bf16::from_f64(v).to_le_bytes()),
-                DType::F32 => out.extend_from_slice(&(v as f32).to_le_bytes()),
-                DType::F64 => out.extend_from_slice(&v.to_le_bytes()),
-                _ => panic!("{dtype} is not a float type that can be written"),
-            }
+            let Some(bits) = float_bits(dtype, v) else { panic!("{dtype} is not a float type that can be written") };
+            out.extend(pack_ints(dtype, &[bits as i64]));
         }
         Literal::bytes(TensorType::fixed(dtype, shape), out)
     }
@@ -167,7 +162,7 @@ impl Literal {
     /// # Errors
     /// [`LiteralError`] when this is not a numeric tensor, its size does not fit its type, or a read fails.
     pub fn packed<'a>(&'a self, weights: &dyn Weights) -> Result<Cow<'a, [u8]>, LiteralError> {
-        let kind = || LiteralError::Kind { ty: self.ty.clone(), wanted: "a numeric tensor" };
+        let kind = || LiteralError::Kind { ty: self.ty.clone().into(), wanted: "a numeric tensor" };
         let ty = self.ty.as_tensor().ok_or_else(kind)?;
         let need = ty.byte_len().ok_or_else(kind)?;
         let bytes = match &self.data {
@@ -176,7 +171,7 @@ impl Literal {
             _ => return Err(kind()),
         };
         if bytes.len() as u64 != need {
-            return Err(LiteralError::Length { ty: self.ty.clone(), len: bytes.len() as u64, need });
+            return Err(LiteralError::Length { ty: self.ty.clone().into(), len: bytes.len() as u64, need });
         }
         Ok(bytes)
     }
@@ -186,7 +181,7 @@ impl Literal {
     /// # Errors
     /// As [`Literal::packed`]; also for floats and strings.
     pub fn to_ints(&self, weights: &dyn Weights) -> Result<Vec<i64>, LiteralError> {
-        let kind = || LiteralError::Kind { ty: self.ty.clone(), wanted: "an integer tensor" };
+        let kind = || LiteralError::Kind { ty: self.ty.clone().into(), wanted: "an integer tensor" };
         let ty = self.ty.as_tensor().ok_or_else(kind)?;
         if !(ty.dtype.is_int() || ty.dtype == DType::Bool) {
             return Err(kind());
@@ -200,7 +195,7 @@ impl Literal {
     /// # Errors
     /// As [`Literal::packed`]; also for integers, bools and strings.
     pub fn to_floats(&self, weights: &dyn Weights) -> Result<Vec<f64>, LiteralError> {
-        let kind = || LiteralError::Kind { ty: self.ty.clone(), wanted: "a floating-point tensor" };
+        let kind = || LiteralError::Kind { ty: self.ty.clone().into(), wanted: "a floating-point tensor" };
         let ty = self.ty.as_tensor().ok_or_else(kind)?;
         if !ty.dtype.is_float() {
             return Err(kind());
@@ -268,32 +263,6 @@ pub fn unpack_ints(dtype: DType, count: usize, bytes: &[u8]) -> Vec<i64> {
         .collect()
 }
 
-/// The floats packed in `bytes`, exactly.
-pub fn unpack_floats(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    match dtype {
-        DType::F16 => bytes.chunks_exact(2).map(|c| half::f16::from_le_bytes([c[0], c[1]]).to_f64()).collect(),
-        DType::BF16 => bytes.chunks_exact(2).map(|c| half::bf16::from_le_bytes([c[0], c[1]]).to_f64()).collect(),
-        DType::F32 => bytes.chunks_exact(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]]))).collect(),
-        DType::F64 => bytes
-            .chunks_exact(8)
-            .map(|c| f64::from_le_bytes([c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]]))
-            .collect(),
-        DType::F8E4M3FN => bytes.iter().map(|&b| fp8_e4m3fn(b)).collect(),
-        DType::F8E5M2 => bytes.iter().map(|&b| half::f16::from_bits(u16::from(b) << 8).to_f64()).collect(),
-        _ => Vec::new(),
-    }
-}
-
-fn fp8_e4m3fn(b: u8) -> f64 {
-    let sign = if b & 0x80 != 0 { -1.0 } else { 1.0 };
-    let (exp, man) = (i32::from(b >> 3 & 15), f64::from(b & 7));
-    match (exp, b & 7) {
-        (15, 7) => f64::NAN,
-        (0, _) => sign * man / 8.0 * 2f64.powi(-6),
-        _ => sign * (1.0 + man / 8.0) * 2f64.powi(exp - 7),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,12 +282,5 @@ mod tests {
             assert_eq!(pack_ints(dtype, values), bytes, "{dtype}");
             assert_eq!(unpack_ints(dtype, values.len(), bytes), values, "{dtype}");
         }
-    }
-
-    #[test]
-    fn fp8_values() {
-        assert_eq!(unpack_floats(DType::F8E4M3FN, &[0x38, 0x7e, 0x01, 0xb8]), [1.0, 448.0, 2f64.powi(-9), -1.0]);
-        assert!(unpack_floats(DType::F8E4M3FN, &[0x7f])[0].is_nan());
-        assert_eq!(unpack_floats(DType::F8E5M2, &[0x3c, 0x7b, 0x7c]), [1.0, 57344.0, f64::INFINITY]);
     }
 }

@@ -17,6 +17,7 @@
 
 mod arena;
 mod edit;
+mod float;
 mod function;
 mod interface;
 mod literal;
@@ -26,11 +27,10 @@ mod types;
 
 pub use arena::{BlockId, Id, LiteralId, OpId, ValueId};
 pub(crate) use edit::{EditError, OpSpec, Place};
+pub use float::{float_bits, round_float, unpack_floats};
 pub use function::{BlockData, Def, Function, OpData, Operand, Ops, SymbolRange, Use, ValueData};
 pub use interface::{ArrayFeature, Feature, FeatureKind, Flexibility, Interface};
-pub use literal::{
-    BlobRef, Literal, LiteralData, LiteralError, NoWeights, Weights, pack_ints, unpack_floats, unpack_ints,
-};
+pub use literal::{BlobRef, Literal, LiteralData, LiteralError, NoWeights, Weights, pack_ints, unpack_ints};
 pub use name::Name;
 pub use program::{Metadata, Origin, Program};
 pub use types::{DType, Dim, Shape, Symbol, TensorType, ValueType};

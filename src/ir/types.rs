@@ -193,7 +193,7 @@ impl Dim {
 
     /// The quotient when `other` divides this monomial whatever the symbols are.
     pub fn checked_div(&self, other: &Dim) -> Option<Dim> {
-        if other.coef == 0 || self.coef % other.coef != 0 {
+        if other.coef == 0 || !self.coef.is_multiple_of(other.coef) {
             return None;
         }
         let mut symbols = self.symbols.clone();

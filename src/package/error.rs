@@ -54,6 +54,9 @@ pub enum PackageError {
     /// The program cannot be written as a model file.
     #[error(transparent)]
     Encode(#[from] EncodeError),
+    /// The witness that came with the save is that of another program.
+    #[error("the program that was verified is not the one to be saved")]
+    OtherWitness,
     /// The output path exists and overwriting was not asked for.
     #[error("{} exists already", .0.display())]
     Exists(PathBuf),

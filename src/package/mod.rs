@@ -35,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::ir::{Program, Weights};
+use crate::verify::Verified;
 use manifest::{MANIFEST, ManifestError};
 use source::ModelFile;
 use weights::{FileWeights, ModelPlace, inside};
@@ -218,11 +219,19 @@ impl Package {
     }
 
     /// Saves the package: as a directory, or as a bare model file with its weights beside it when `path` ends in
-    /// `.mlmodel`.
+    /// `.mlmodel`. The witness is that of [`Package::program`], of any grade: what was not checked is not written.
     ///
     /// # Errors
     /// [`PackageError`]; the output path is then as it was before.
-    pub fn save(&self, path: impl AsRef<Path>, options: &SaveOptions) -> Result<(), PackageError> {
+    pub fn save(
+        &self,
+        path: impl AsRef<Path>,
+        witness: Verified<'_>,
+        options: &SaveOptions,
+    ) -> Result<(), PackageError> {
+        if !std::ptr::eq(witness.program(), &self.program) {
+            return Err(PackageError::OtherWitness);
+        }
         save::save(self, path.as_ref(), options, &disk::Os)
     }
 }

@@ -1,5 +1,7 @@
 //! `dce`: erase ops that nothing reads.
 //!
+//! With: tensor<fp16, [2]> x
+//!
 //! Given:
 //! ```text
 //! tensor<fp16, [2]> a = relu(x = x);

@@ -1,5 +1,7 @@
 //! `gqa-fold`: multiply by the KV heads that exist instead of by copies of them.
 //!
+//! With: tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [1, 8, 1, 16]> query
+//!
 //! Given:
 //! ```text
 //! tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
@@ -257,7 +259,8 @@ impl<'c, 'f> Fold<'c, 'f> {
         if [&rows_steps, &out_steps].iter().any(|s| spelling::cost(s) >= spelling::COMPUTED_RESHAPE_COST) {
             return Err(NoMatch::because("the rows and the keys both have a size that is not known"));
         }
-        if !self.is_known() && !(spelling::is_view(&rows_steps) && spelling::is_view(&out_steps)) {
+        let moves = !spelling::is_view(&rows_steps) || !spelling::is_view(&out_steps);
+        if moves && !self.is_known() {
             return Err(NoMatch::because("rows would move data of a size that is not known"));
         }
 

@@ -1,5 +1,7 @@
 //! `view-simplify`: spell every chain of views in the shortest way.
 //!
+//! With: tensor<fp16, [1, 1, 128]> q
+//!
 //! Given:
 //! ```text
 //! tensor<fp16, [1, 1, 8, 16]> h = reshape(x = q, shape = [1, 1, 8, 16]);

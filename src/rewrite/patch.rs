@@ -68,9 +68,9 @@ pub enum PatchError {
         /// Which value.
         what: String,
         /// Type it would have.
-        have: ValueType,
+        have: Box<ValueType>,
         /// Type it must have.
-        want: ValueType,
+        want: Box<ValueType>,
     },
     /// The new op is not well-formed.
     #[error(transparent)]
@@ -276,8 +276,8 @@ impl Patch {
             if have != f.ty(*old) {
                 return Err(PatchError::Type {
                     what: format!("the replacement of `{}`", f.value(*old).name()),
-                    have: have.clone(),
-                    want: f.ty(*old).clone(),
+                    have: have.clone().into(),
+                    want: f.ty(*old).clone().into(),
                 });
             }
             let Ref::Value(v) = r else { continue };
@@ -345,7 +345,11 @@ impl Patch {
             if let Some(types) = crate::opset::infer(f, op)? {
                 for (have, want) in types.iter().zip(&want) {
                     if have != want {
-                        return Err(PatchError::Type { what: f.describe(op), have: have.clone(), want: want.clone() });
+                        return Err(PatchError::Type {
+                            what: f.describe(op),
+                            have: have.clone().into(),
+                            want: want.clone().into(),
+                        });
                     }
                 }
             }

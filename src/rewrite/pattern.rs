@@ -1,19 +1,19 @@
-//! Patterns: a tree of ops as text, checked when it is built.
-//!
-//! ```text
-//! softmax(x = add(x = mul(x = ?scores, y = ?scale), y = ?mask), axis = -1)
-//! ```
-//!
-//! An op matches by kind and by the parameters that the pattern names; others may be bound to anything. `?name` binds a
-//! value and must bind the same value wherever it occurs, `_` matches any value, and numbers, `true`, `false` and
-//! quoted strings match constants, however they are stored. `x` and `y` of commutative ops match either way round.
-//! Matching follows definitions, never position or names, and stays inside one block.
+//! Patterns.
 
 use std::collections::BTreeMap;
 
 use crate::ir::{Function, Name, OpId, Operand, ValueId};
 
-/// A pattern. See the [module documentation](self).
+/// A tree of ops as text, checked when it is built.
+///
+/// ```text
+/// softmax(x = add(x = mul(x = ?scores, y = ?scale), y = ?mask), axis = -1)
+/// ```
+///
+/// An op matches by kind and by the parameters that the pattern names; others may be bound to anything. `?name` binds a
+/// value and must bind the same value wherever it occurs, `_` matches any value, and numbers, `true`, `false` and
+/// quoted strings match constants, however they are stored. `x` and `y` of commutative ops match either way round.
+/// Matching follows definitions, never position or names, and stays inside one block.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Pattern {
     root: Node,

@@ -1,6 +1,6 @@
 //! The elements of numeric tensors as text, bit for bit.
 
-use crate::ir::{DType, pack_ints, unpack_floats, unpack_ints};
+use crate::ir::{DType, float_bits, pack_ints, unpack_floats, unpack_ints};
 
 /// The bit patterns of `count` packed elements, sign-extended for signed integers; `None` when `bytes` is not exactly
 /// the packing of that many elements.
@@ -102,24 +102,10 @@ fn read_float(dtype: DType, text: &str) -> Option<i64> {
 
 /// The bits of `value` in `dtype`, rounded to nearest even; 8-bit floats must be hit exactly.
 fn round(dtype: DType, value: f64) -> Option<i64> {
-    match dtype {
-        DType::F16 => Some(i64::from(half::f16::from_f32(to_odd_f32(value)).to_bits())),
-        DType::BF16 => Some(i64::from(half::bf16::from_f32(to_odd_f32(value)).to_bits())),
-        DType::F32 => Some(i64::from((value as f32).to_bits())),
-        DType::F64 => Some(value.to_bits() as i64),
-        _ => (0..256).find(|&raw| value_of(dtype, raw).to_bits() == value.to_bits()),
+    match float_bits(dtype, value) {
+        Some(bits) => Some(bits as i64),
+        None => (0..256).find(|&raw| value_of(dtype, raw).to_bits() == value.to_bits()),
     }
-}
-
-/// `value` as f32 rounded to odd, so that rounding once more to a narrower type gives the nearest.
-fn to_odd_f32(value: f64) -> f32 {
-    let near = value as f32;
-    let wide = f64::from(near);
-    if wide == value || !wide.is_finite() || near.to_bits() & 1 == 1 {
-        return near;
-    }
-    let away = value.abs() > wide.abs();
-    f32::from_bits(if away { near.to_bits() + 1 } else { near.to_bits().saturating_sub(1) })
 }
 
 /// The digits of a C hexadecimal float after `0x`: `1.8p+1`.

@@ -12,6 +12,7 @@ use std::process::Command;
 
 use milopt::package::Package;
 use milopt::passes::{Pipeline, RunOptions};
+use milopt::verify;
 
 #[test]
 #[ignore = "needs Python with coremltools"]
@@ -48,6 +49,6 @@ fn optimize(package: &Path, dir: &Path) -> PathBuf {
     let out = dir.join(package.file_name().unwrap());
     let mut package = Package::open(package).unwrap();
     Pipeline::default().run(package.program_mut(), &RunOptions::default()).unwrap();
-    package.save(&out, &Default::default()).unwrap();
+    package.save(&out, verify::structure(package.program()).unwrap(), &Default::default()).unwrap();
     out
 }

@@ -8,10 +8,18 @@ pub mod npz;
 pub mod place;
 pub mod wire;
 
+use std::path::Path;
+
 use milopt::equiv;
 use milopt::ir::{Function, Program};
+use milopt::package::{Package, PackageError, SaveOptions};
 use milopt::passes::{Pipeline, Report, RunOptions};
 use milopt::{text, verify};
+
+/// Checks the program and saves it.
+pub fn save(package: &Package, path: impl AsRef<Path>, options: &SaveOptions) -> Result<(), PackageError> {
+    package.save(path, verify::structure(package.program()).unwrap(), options)
+}
 
 /// A program with one function, from its signature and body in MIL text.
 pub fn program(signature: &str, body: &str, outputs: &str) -> Program {

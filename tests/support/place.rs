@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use milopt::package::{Package, SaveOptions};
 
 use super::files::{MODEL, copy_tree, fixture};
+use super::save;
 
 /// A directory that goes with the test.
 pub struct Place(tempfile::TempDir);
@@ -30,7 +31,7 @@ impl Place {
     /// A package made from text.
     pub fn package(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
-        Package::new(milopt::text::parse(text).unwrap()).save(&path, &SaveOptions::default()).unwrap();
+        save(&Package::new(milopt::text::parse(text).unwrap()), &path, &SaveOptions::default()).unwrap();
         path
     }
 

@@ -76,28 +76,6 @@ impl Disk for Failing {
     }
 }
 
-/// Every file and link under a directory with its content.
-fn listing(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut out = BTreeMap::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(at) = todo.pop() {
-        for entry in fs::read_dir(at).unwrap() {
-            let path = entry.unwrap().path();
-            let kind = path.symlink_metadata().unwrap();
-            let content = match (kind.is_symlink(), kind.is_dir()) {
-                (true, _) => fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes(),
-                (_, true) => {
-                    todo.push(path.clone());
-                    Vec::new()
-                }
-                _ => fs::read(&path).unwrap(),
-            };
-            out.insert(path.strip_prefix(dir).unwrap().to_owned(), content);
-        }
-    }
-    out
-}
-
 fn edited(name: &str) -> Package {
     let mut package = Package::open(fixture(name)).unwrap();
     let f = &mut package.program_mut().functions_mut()[0];
@@ -143,7 +121,7 @@ fn a_disk_that_fills_up_leaves_the_target_as_it_was() {
         save::save(&package, &target, &options, &Failing::after_bytes(n)).unwrap_err();
         assert!(listing(dir.path()).is_empty(), "after {n} bytes nothing is left");
     }
-    Package::open(fixture("rep_stack")).unwrap().save(&target, &options).unwrap();
+    save(&Package::open(fixture("rep_stack")).unwrap(), &target, &options).unwrap();
     let before = listing(dir.path());
     for &n in &points {
         save::save(&package, &target, &options, &Failing::after_bytes(n)).unwrap_err();
@@ -162,7 +140,7 @@ fn any_step_that_fails_leaves_the_target_as_it_was() {
             let dir = tempfile::tempdir().unwrap();
             let target = dir.path().join(file);
             if exists {
-                Package::open(fixture("rep_stack")).unwrap().save(&target, &options).unwrap();
+                save(&Package::open(fixture("rep_stack")).unwrap(), &target, &options).unwrap();
             }
             let before = listing(dir.path());
             let mut steps = 0;
@@ -189,7 +167,7 @@ fn an_interrupted_replacement_is_completed_or_rolled_back() {
     let target = dir.path().join("out.mlpackage");
     let backup = dir.path().join(".out.mlpackage.milopt-backup");
     let save =
-        |name: &str, path: &Path| Package::open(fixture(name)).unwrap().save(path, &SaveOptions::default()).unwrap();
+        |name: &str, path: &Path| save(&Package::open(fixture(name)).unwrap(), path, &SaveOptions::default()).unwrap();
     save("rep_stack", &backup.with_file_name("old.mlpackage"));
     fs::rename(dir.path().join("old.mlpackage"), &backup).unwrap();
     let old = Package::open(&target).unwrap();

@@ -2,10 +2,12 @@
 
 mod by_hand;
 mod disks;
+#[path = "../../../tests/support/files.rs"]
+mod files;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use prost::Message;
@@ -17,18 +19,12 @@ use crate::ir::{DType, Function, Literal, Name, OpId, OpSpec, Operand, Place, Te
 use crate::proto::mil;
 use crate::proto::model::{ML_PROGRAM, Model};
 use crate::proto::wire;
+use crate::verify;
+use files::{fixture, fixtures, listing};
 
-pub(super) fn fixtures() -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models");
-    let mut found: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
-    found.retain(|p| p.extension().is_some_and(|e| e == "mlpackage"));
-    found.sort();
-    assert!(found.len() >= 28);
-    found
-}
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models").join(name).with_extension("mlpackage")
+/// Checks the program and saves it.
+fn save(package: &Package, path: impl AsRef<Path>, options: &SaveOptions) -> Result<(), PackageError> {
+    package.save(path, verify::structure(package.program()).unwrap(), options)
 }
 
 fn decoded(model: &[u8]) -> (Model, mil::Program) {
@@ -113,7 +109,7 @@ fn a_program_from_elsewhere_becomes_a_whole_package() {
         let package = Package::open(&path).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("out.mlpackage");
-        Package::new(package.program().clone()).save(&out, &SaveOptions::default()).unwrap();
+        save(&Package::new(package.program().clone()), &out, &SaveOptions::default()).unwrap();
         let copy = Package::open(&out).unwrap();
         let (a, b) = (package.program(), copy.program());
         assert_eq!(a.metadata(), b.metadata());
@@ -288,7 +284,7 @@ fn built() -> Program {
 fn a_program_from_nothing_becomes_a_package() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("built.mlpackage");
-    Package::new(built()).save(&out, &SaveOptions::default()).unwrap();
+    save(&Package::new(built()), &out, &SaveOptions::default()).unwrap();
     let package = Package::open(&out).unwrap();
     let f = package.program().main().unwrap();
     let w = f.const_value(f.find_value("w").unwrap()).unwrap();
@@ -302,7 +298,7 @@ fn a_program_from_nothing_becomes_a_package() {
     assert_eq!(package.program().metadata().author, "nobody");
 
     let second = dir.path().join("again.mlmodel");
-    Package::new(built()).save(&second, &SaveOptions::default()).unwrap();
+    save(&Package::new(built()), &second, &SaveOptions::default()).unwrap();
     let model = fs::read(out.join("Data/com.apple.CoreML/model.mlmodel")).unwrap();
     assert_eq!(fs::read(second).unwrap(), model, "equal programs give equal bytes");
     assert!(dir.path().join("weights/weight.bin").is_file());
