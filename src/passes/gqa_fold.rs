@@ -30,10 +30,10 @@
 use crate::analysis::layout::{Axis, Digit, Layout};
 use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling::{self, Order};
-use crate::analysis::traffic::{op_bytes, value_bytes};
+use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
 use crate::ir::{DType, Dim, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Budget, Context, Input, NoMatch, Outcome, Patch, Ref, Rule, drive};
+use crate::rewrite::{Budget, Context, Input, NoMatch, Outcome, Patch, Ref, Rule, drive, loss};
 
 use super::view_simplify::{ViewSimplify, op_cost};
 use super::{Exactness, Pass, sink};
@@ -177,7 +177,13 @@ impl<'c, 'f> Fold<'c, 'f> {
         };
         let axis = tensor(f, repeated)?.rank() - 3;
         let shared = shared(cx, op, repeated, axis, true)?;
-        let result = f.op(op).results()[0];
+        let &[result] = f.op(op).results() else { return Err(NoMatch::UNRELATED) };
+        if tensor(f, result)?.rank() != axis + 3 {
+            return Err(NoMatch::UNRELATED);
+        }
+        if reads_overwritten_state(f, op, shared.source) {
+            return Err(NoMatch::because("it would read a state's old content after the state is written"));
+        }
         Ok(Fold { cx, op, result, right, repeated, repeated_transposed, other, other_transposed, shared, axis })
     }
 
@@ -377,10 +383,30 @@ impl<'c, 'f> Fold<'c, 'f> {
     }
 }
 
+/// Whether a value is a view of a state as it was read before a write that comes before `reader`. Copies made in between
+/// would be gone.
+fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
+    let mut at = v;
+    while let Some(op) = f.producer(at) {
+        if let Some(read) = views::ReadState::of(f, op) {
+            let (block, both) = (f.op(op).block(), f.op(op).block() == f.op(reader).block());
+            let overwrites = |w: OpId| {
+                f.op(w).kind() == "write_state" && f.op(w).value("input") == Some(read.state) && f.comes_before(op, w)
+            };
+            return !both || f.ops(block).take_while(|&w| w != reader).any(overwrites);
+        }
+        match f.op(op).value("x") {
+            Some(x) if is_view(f, op) => at = x,
+            _ => return false,
+        }
+    }
+    false
+}
+
 /// Bytes per run that are neither written nor read when `reader` takes the shared side instead of the copies.
 fn bytes_saved(f: &Function, reader: OpId, repeated: ValueId, shared: &Shared) -> Result<u64, NoMatch> {
     let dying = dying_without(f, reader, repeated, shared.source);
-    if let Some((op, what)) = dying.iter().find_map(|&op| Some((op, f.op(op).unmodelled()?))) {
+    if let Some((op, what)) = dying.iter().find_map(|&op| Some((op, loss(f, op)?))) {
         return Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op))));
     }
     let read = value_bytes(f, repeated);
@@ -452,7 +478,7 @@ fn repeated(cx: &Context<'_>, v: ValueId) -> bool {
 fn shape_of_copies(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let f = cx.f;
     let x = f.op(op).value("x").ok_or(NoMatch::UNRELATED)?;
-    let result = f.op(op).results()[0];
+    let &[result] = f.op(op).results() else { return Err(NoMatch::UNRELATED) };
     let shape = tensor(f, x)?.shape.to_vec();
     let layouts = cx.layouts.of(x);
     let source = layouts.iter().find(|l| l.repeats()).map(|l| l.source).ok_or(NoMatch::UNRELATED)?;
