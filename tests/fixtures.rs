@@ -77,8 +77,8 @@ fn the_default_pipeline_leaves_these_ops() {
     rep_expand_q8 main: 72 ops -> 67, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
     rep_interleave main: 84 ops -> 51, 10 copies -> 0, expand_dims 1 -> 0, reshape 16 -> 8, tile 4 -> 0, transpose 20 -> 0
     rep_stack main: 68 ops -> 51, 4 copies -> 0, expand_dims 1 -> 0, reshape 12 -> 8, stack 4 -> 0, transpose 8 -> 0
-    sdpa main: 64 ops -> 55, 4 copies -> 4, expand_dims 5 -> 4, transpose 8 -> 0
-    sdpa_q8 main: 64 ops -> 63, 4 copies -> 4, expand_dims 5 -> 4
+    sdpa main: 64 ops -> 43, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 8, tile 4 -> 0, transpose 8 -> 0
+    sdpa_q8 main: 64 ops -> 56, 4 copies -> 0, expand_dims 5 -> 0, tile 4 -> 1
     sinks_q4 main: 76 ops -> 71, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
     softcap_q4 main: 78 ops -> 73, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
     stateless_flexible main: 85 ops -> 36, 4 copies -> 0, cast 8 -> 0, concat 4 -> 0, equal 4 -> 0, expand_dims 4 -> 0, gather 4 -> 0, identity 1 -> 0, real_div 4 -> 0, reshape 12 -> 8, select 4 -> 0, shape 8 -> 0, tile 4 -> 0

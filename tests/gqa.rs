@@ -516,3 +516,72 @@ fn copies_made_before_a_write_are_kept_for_readers_after_it() {
     assert_eq!(count(&after, "tile"), 1);
     assert!(declined(&report, "matmul `y`", "after the state is written"), "{}", report.explain());
 }
+
+#[test]
+fn fused_attention_is_folded_with_every_kind_of_mask() {
+    for q in [1u64, 5] {
+        for (mask, ty) in [
+            ("", "fp16".to_string()),
+            ("[1, 1, 1, 32]", "fp16".into()),
+            (&*format!("[1, 1, {q}, 32]"), "fp16".into()),
+            (&*format!("[1, 8, {q}, 32]"), "fp16".into()),
+            ("[1, 8, 1, 32]", "fp16".into()),
+            (&*format!("[{q}, 32]"), "bool".into()),
+            (&*format!("[8, {q}, 32]"), "bool".into()),
+        ] {
+            let input = if mask.is_empty() { String::new() } else { format!(", tensor<{ty}, {mask}> mask") };
+            let signature = format!(
+                "tensor<fp16, [1, 8, {q}, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                 tensor<fp16, [1, 2, 32, 16]> values{input}"
+            );
+            let bound = if mask.is_empty() { "" } else { ", attn_mask = mask" };
+            for (repeats, order) in [
+                (REPEATS.to_string(), "grouped"),
+                (
+                    "tensor<fp16, [1, 8, 32, 16]> k = tile(x = keys, reps = [1, 4, 1, 1]);
+                     tensor<fp16, [1, 8, 32, 16]> v = tile(x = values, reps = [1, 4, 1, 1]);"
+                        .to_string(),
+                    "interleaved",
+                ),
+            ] {
+                let body = format!(
+                    "{repeats}
+                     tensor<fp16, [1, 8, {q}, 16]> out =
+                         scaled_dot_product_attention(query = query, key = k, value = v{bound});"
+                );
+                let (after, report) = optimize(&program(&signature, &body, "out"), DEFAULT);
+                let copies = Traffic::of(main(&after)).repeats.count;
+                assert_eq!(copies, 0, "{q} {mask} {order}\n{}", report.explain());
+            }
+        }
+    }
+}
+
+#[test]
+fn two_attentions_share_the_tiled_mask() {
+    let signature = "tensor<fp16, [1, 8, 5, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                     tensor<fp16, [1, 2, 32, 16]> values, tensor<fp16, [1, 1, 5, 32]> mask";
+    let body = format!(
+        "{REPEATS}
+         tensor<fp16, [1, 8, 5, 16]> a =
+             scaled_dot_product_attention(query = query, key = k, value = v, attn_mask = mask);
+         tensor<fp16, [1, 8, 5, 16]> out = scaled_dot_product_attention(query = a, key = k, value = v, attn_mask = mask);"
+    );
+    let (after, _) = optimize(&program(signature, &body, "out"), DEFAULT);
+    assert_eq!(count(&after, "tile"), 1);
+}
+
+#[test]
+fn attention_that_mixes_groups_stays() {
+    let signature = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                     tensor<fp16, [1, 2, 32, 16]> values";
+    let body = "
+        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
+        tensor<fp16, [1, 8, 32, 16]> v = tile(x = values, reps = [1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 1, 16]> out = scaled_dot_product_attention(query = query, key = k, value = v);";
+    let (after, report) = optimize(&program(signature, body, "out"), DEFAULT);
+    assert_eq!(count(&after, "tile"), 2);
+    assert!(declined(&report, "out", "repeated in different ways"), "{}", report.explain());
+}
