@@ -585,3 +585,60 @@ fn attention_that_mixes_groups_stays() {
     assert_eq!(count(&after, "tile"), 2);
     assert!(declined(&report, "out", "repeated in different ways"), "{}", report.explain());
 }
+
+#[test]
+fn what_treats_all_heads_alike_is_done_before_the_repeat() {
+    let repeats = [
+        "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+         tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+         tensor<fp16, [1, 8, 32, 16]> r = reshape(x = t, shape = [1, 8, 32, 16]);",
+        "tensor<fp16, [1, 8, 32, 16]> r = tile(x = keys, reps = [1, 4, 1, 1]);",
+    ];
+    let between = [
+        // Rotary embedding.
+        "tensor<fp16, [1, 8, 32, 8]> a = slice_by_index(x = r, begin = [0, 0, 0, 0], end = [1, 8, 32, 8]);
+         tensor<fp16, [1, 8, 32, 8]> b = slice_by_size(x = r, begin = [0, 0, 0, 8], size = [1, 8, 32, 8]);
+         tensor<fp16, [1, 8, 32, 8]> n = mul(x = b, y = fp16(-1.0));
+         tensor<fp16, [1, 8, 32, 16]> h = concat(values = (n, a), axis = -1, interleave = false);
+         tensor<fp16, [1, 8, 32, 16]> hs = mul(x = h, y = angles);
+         tensor<fp16, [1, 8, 32, 16]> rc = mul(x = r, y = angles);
+         tensor<fp16, [1, 8, 32, 16]> k = add(x = rc, y = hs);",
+        // A norm with a weight per element of the head.
+        "tensor<fp16, [1, 8, 32, 16]> s = mul(x = r, y = r);
+         tensor<fp16, [1, 8, 32, 1]> m = reduce_mean(x = s, axes = [-1], keep_dims = true);
+         tensor<fp16, [1, 8, 32, 1]> i = rsqrt(x = m, epsilon = fp16(0.001));
+         tensor<fp16, [1, 8, 32, 16]> u = mul(x = r, y = i);
+         tensor<fp16, [1, 8, 32, 16]> k = mul(x = u, y = weight);",
+        // A detour through another element type.
+        "tensor<fp32, [1, 8, 32, 16]> w = cast(x = r, dtype = \"fp32\");
+         tensor<fp32, [1, 8, 32, 16]> c = tanh(x = w);
+         tensor<fp16, [1, 8, 32, 16]> k = cast(x = c, dtype = \"fp16\");",
+    ];
+    let signature = "tensor<fp16, [1, 8, 3, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                     tensor<fp16, [32, 16]> angles, tensor<fp16, [16]> weight";
+    for repeat in repeats {
+        for op in between {
+            let body = format!(
+                "{repeat}\n{op}
+                 tensor<fp16, [1, 8, 3, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);"
+            );
+            let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);
+            assert_eq!(count(&after, "tile"), 0, "{}\n{}", report.explain(), text::print_program(&after));
+        }
+    }
+}
+
+#[test]
+fn what_tells_heads_of_a_group_apart_stays_behind_the_repeat() {
+    let signature =
+        "tensor<fp16, [1, 8, 3, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [8, 1, 1]> bias";
+    let body = "
+        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 32, 16]> r = reshape(x = t, shape = [1, 8, 32, 16]);
+        tensor<fp16, [1, 8, 32, 16]> k = add(x = r, y = bias);
+        tensor<fp16, [1, 8, 3, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);";
+    let (after, report) = optimize(&program(signature, body, "y"), DEFAULT);
+    assert_eq!(count(&after, "tile"), 1);
+    assert!(declined(&report, "matmul `y`", "neither operand is a repeated view"), "{}", report.explain());
+}

@@ -26,7 +26,8 @@
 //! * **batch axes**: `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, for batch 1; interleaved heads the other way
 //!   round. Views only, whatever is known of the sizes.
 //!
-//! `scaled_dot_product_attention` folds by rows, keys and values together. Afterwards the reshapes sink towards the next
+//! `scaled_dot_product_attention` folds by rows, keys and values together. An op between the repeat and its consumer that
+//! treats all heads of a group alike (RoPE, a scale, a cast) is done before the repeat. Afterwards the reshapes sink towards the next
 //! matmul, and the query's is hoisted into its projection (see `gqa_fold/regroup.rs`).
 //!
 //! Exactness: bitwise. Assumes: A1, A2, A3, A6, A7 (docs/assumptions.md).
@@ -35,6 +36,7 @@
 //! overwritten before the reader; keys and values repeated in different ways in one attention op.
 
 mod attention;
+mod commute;
 mod matmul;
 mod regroup;
 mod shared;
@@ -95,7 +97,7 @@ impl Rule for FoldRule {
             "scaled_dot_product_attention" => attention::fold(cx, op),
             "shape" => shape_of_copies(cx, op),
             "tile" => Err(unconsumed(cx, op)),
-            _ => Err(NoMatch::UNRELATED),
+            _ => commute::sink_repeat(cx, op),
         };
         answer.map_err(|no| if op.index() >= self.first_new { NoMatch::UNRELATED } else { no })
     }

@@ -108,11 +108,11 @@ impl Patch {
     }
 
     /// Adds an op with one result of type `ty`, to be called `name` (or a fresh variation of it).
-    pub fn op<I: Into<Input>>(
+    pub fn op<'p, I: Into<Input>>(
         &mut self,
         kind: &str,
         name: impl Into<String>,
-        inputs: impl IntoIterator<Item = (&'static str, I)>,
+        inputs: impl IntoIterator<Item = (&'p str, I)>,
         ty: TensorType,
     ) -> Ref {
         self.ops.push(NewOp {
@@ -130,6 +130,11 @@ impl Patch {
             Ref::Value(v) => f.tensor(*v).cloned(),
             Ref::New(op, result) => self.ops.get(*op)?.results.get(*result)?.as_tensor().cloned(),
         }
+    }
+
+    /// The element type of a value, existing or new.
+    pub fn dtype(&self, f: &Function, r: &Ref) -> Option<DType> {
+        self.type_of(f, r).map(|t| t.dtype)
     }
 
     /// Adds a `reshape` of `x`. One size that is not known is spelled −1; where there are more, the shape is computed from

@@ -18,6 +18,7 @@
 //! one reshape for that.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::analysis::layout::{Layouts, takes_all};
 use crate::analysis::spelling::{self, Step};
@@ -60,22 +61,22 @@ pub(super) fn hoist(f: &mut Function, is_new: impl Fn(OpId) -> bool, budget: &mu
     outcome
 }
 
-/// Two neighbouring axes in head layout and folded.
+/// Neighbouring axes in head layout and folded: two that are regrouped, or the head axis without its repeats.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Fold {
-    /// The first of the two axes, counted from the left.
-    axis: usize,
+pub(super) struct Fold {
+    /// The first of the axes, counted from the left.
+    pub(super) axis: usize,
     /// Their sizes in head layout.
-    head: [Dim; 2],
+    pub(super) head: Vec<Dim>,
     /// Their sizes in the folded shape.
-    folded: [Dim; 2],
+    pub(super) folded: Vec<Dim>,
 }
 
 impl Fold {
     /// The fold between two shapes of one rank that differ in two neighbouring axes.
     fn between(head: &[Dim], folded: &[Dim]) -> Option<Fold> {
         let axis = (0..head.len().min(folded.len())).find(|&i| head[i] != folded[i])?;
-        let pair = |s: &[Dim]| Some([s.get(axis)?.clone(), s.get(axis + 1)?.clone()]);
+        let pair = |s: &[Dim]| s.get(axis..axis + 2).map(<[Dim]>::to_vec);
         let fold = Fold { axis, head: pair(head)?, folded: pair(folded)? };
         let same = fold.fold(head).as_deref() == Some(folded) && head.len() == folded.len();
         (same && Dim::product(&fold.head) == Dim::product(&fold.folded)).then_some(fold)
@@ -97,12 +98,16 @@ impl Fold {
     }
 
     fn is_head_layout(&self, shape: &[Dim]) -> bool {
-        shape.get(self.axis..self.axis + 2) == Some(&self.head[..])
+        shape.get(self.axes()) == Some(&self.head[..])
     }
 
-    fn replaced(&self, shape: &[Dim], pair: &[Dim; 2]) -> Option<Vec<Dim>> {
+    fn axes(&self) -> Range<usize> {
+        self.axis..self.axis + self.head.len()
+    }
+
+    fn replaced(&self, shape: &[Dim], sizes: &[Dim]) -> Option<Vec<Dim>> {
         let mut out = shape.to_vec();
-        out.get_mut(self.axis..self.axis + 2)?.clone_from_slice(pair);
+        out.get_mut(self.axes())?.clone_from_slice(sizes);
         Some(out)
     }
 
@@ -117,11 +122,11 @@ impl Fold {
     }
 
     fn touches(&self, axis: usize) -> bool {
-        axis == self.axis || axis == self.axis + 1
+        self.axes().contains(&axis)
     }
 
     fn is_behind(&self, axis: usize) -> bool {
-        axis > self.axis + 1
+        axis >= self.axes().end
     }
 }
 
@@ -483,7 +488,7 @@ fn is_reshaping(f: &Function, op: OpId) -> bool {
 }
 
 /// Element by element, operands aligned to the right.
-const ELEMENTWISE: &[&str] = &[
+pub(super) const ELEMENTWISE: &[&str] = &[
     "abs",
     "acos",
     "add",
@@ -547,7 +552,7 @@ const ELEMENTWISE: &[&str] = &[
 ];
 
 /// Whether a parameter's elements belong to the elements of the result, rather than saying how it is computed.
-fn is_data(kind: &str, param: &str) -> bool {
+pub(super) fn is_data(kind: &str, param: &str) -> bool {
     match kind {
         "select" => true,
         "concat" => param == "values",
@@ -557,7 +562,7 @@ fn is_data(kind: &str, param: &str) -> bool {
 }
 
 /// Whether an op can compute in the folded shape, or why not.
-fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), String> {
+pub(super) fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), String> {
     let data = f.op(op);
     if data.block() != block {
         return Err("lies in a nested block".into());
@@ -608,7 +613,7 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), Str
                 let size = data.value("x").and_then(|x| f.tensor(x)?.shape.get(a));
                 size.is_some_and(|d| slice.axes.get(a).is_some_and(|s| takes_all(s, d) && !s.squeeze))
             };
-            if !(whole(fold.axis) && whole(fold.axis + 1)) {
+            if !fold.axes().all(whole) {
                 return mixes();
             }
             if slice.axes[..fold.axis].iter().any(|a| a.squeeze) {
@@ -620,7 +625,7 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), Str
         }
         "slice_by_size" => {
             let begin = f.ints(op, "begin").unwrap_or_default();
-            if begin.get(fold.axis) != Some(&0) || begin.get(fold.axis + 1) != Some(&0) {
+            if !fold.axes().all(|a| begin.get(a) == Some(&0)) {
                 return mixes();
             }
             if f.ints(op, "size").is_none() {
@@ -631,7 +636,7 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), Str
             let Some(pad) = f.ints(op, "pad") else { return Err("pads by amounts computed at run time".into()) };
             let first = rank.saturating_sub(pad.len() / 2);
             let padded = |a: usize| a >= first && pad.iter().skip(2 * (a - first)).take(2).any(|&n| n != 0);
-            if padded(fold.axis) || padded(fold.axis + 1) {
+            if fold.axes().any(padded) {
                 return mixes();
             }
         }
@@ -684,18 +689,18 @@ fn follow(
     let missing = if broadcasts { rank.checked_sub(ty.rank()).ok_or(odd)? } else { 0 };
     // The operand's shape with the axes that broadcasting adds in front.
     let aligned: Vec<Dim> = vec![Dim::known(1); missing].into_iter().chain(ty.shape.iter().cloned()).collect();
-    let pair = aligned.get(fold.axis..fold.axis + 2).ok_or(odd)?;
+    let pair = aligned.get(fold.axes()).ok_or(odd)?;
     if broadcasts && pair.iter().all(Dim::is_one) {
         return Ok(Outside::Free);
     }
     if let (Some(v), true) = (operand.as_value(), broadcasts && fold.axis >= missing) {
         let axis = fold.axis - missing;
         for layout in layouts.of(v).iter().skip(1) {
-            if !layout.axes[axis..axis + 2].iter().all(|a| spelling::repeats_only(a)) {
+            if !layout.axes[axis..axis + pair.len()].iter().all(|a| spelling::repeats_only(a)) {
                 continue;
             }
             let (mut once, mut to) = (layout.clone(), ty.shape.to_vec());
-            for i in [axis, axis + 1] {
+            for i in axis..axis + pair.len() {
                 once.axes[i].clear();
                 to[i] = Dim::known(1);
             }

@@ -154,10 +154,12 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
         }
         let mut small = shape.clone();
         small[axis] = kv_heads.clone();
-        let mut turned = small.clone();
-        turned.swap(rank - 1, rank - 2);
+        let flipped = flip.then(|| spelling::matrix_transposed(&repeat.once)).flatten().map(|once| {
+            let mut turned = small.clone();
+            turned.swap(rank - 1, rank - 2);
+            (once, turned, true)
+        });
         let as_is = Some((repeat.once.clone(), small, false));
-        let flipped = spelling::matrix_transposed(&repeat.once).filter(|_| flip).map(|l| (l, turned, true));
         for (once, to, flipped) in [as_is, flipped].into_iter().flatten() {
             let Some(steps) = spelling::spell(from, &once, &to) else { continue };
             // New ops less those that die; the nearest source wins a tie.
