@@ -205,12 +205,7 @@ impl Drop for Scratch {
     }
 }
 
-fn save_package(
-    package: &Package,
-    encoded: &Encoded,
-    target: &Target,
-    disk: &dyn Disk,
-) -> Result<(), PackageError> {
+fn save_package(package: &Package, encoded: &Encoded, target: &Target, disk: &dyn Disk) -> Result<(), PackageError> {
     let scratch = Scratch::new(target, disk)?;
     let model = match package.home() {
         Some(home) if home.is_package() => {
