@@ -174,6 +174,24 @@ fn verify_tells_equal_different_and_incomparable_apart() {
     assert!(complaint.contains("only the first program has the output `m`"), "{complaint}");
 }
 
+/// A reader that stops reading gets the verdict all the same.
+#[test]
+fn a_closed_pipe_keeps_the_exit_code() {
+    let place = Place::new();
+    place.package("a.mlpackage", COUNTER);
+    place.package("b.mlpackage", &COUNTER.replace("fp16(2.0)", "fp16(2.002)"));
+    for (code, args) in [
+        (1, &["verify", "a.mlpackage", "b.mlpackage"][..]),
+        (0, &["verify", "a.mlpackage", "a.mlpackage"]),
+        (0, &["inspect", "a.mlpackage", "--json"]),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = place.command(args).stdout(writer).output().unwrap();
+        assert_eq!((output.status.code(), &*output.stderr), (Some(code), &b""[..]), "{args:?}");
+    }
+}
+
 #[test]
 fn run_carries_states_over_steps() {
     let place = Place::new();
