@@ -60,28 +60,28 @@ fn the_default_pipeline_leaves_these_ops() {
     classify main: 2 ops -> 2, 0 copies -> 0
     constexpr_types main: 12 ops -> 12, 0 copies -> 0
     control_flow main: 12 ops -> 12, 0 copies -> 0
-    exaone4_decode_prefill decode: 175 ops -> 155, 4 copies -> 0, expand_dims 9 -> 2, tile 4 -> 0, transpose 9 -> 0
+    exaone4_decode_prefill decode: 175 ops -> 153, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 10, tile 4 -> 0, transpose 9 -> 0
     exaone4_decode_prefill prefill: 176 ops -> 170, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 17, tile 4 -> 0
-    exaone4_q1 main: 175 ops -> 155, 4 copies -> 0, expand_dims 9 -> 2, tile 4 -> 0, transpose 9 -> 0
-    exaone4_q1_int4_block main: 194 ops -> 174, 4 copies -> 0, expand_dims 9 -> 2, tile 4 -> 0, transpose 9 -> 0
-    exaone4_q1_palettized main: 194 ops -> 174, 4 copies -> 0, expand_dims 9 -> 2, tile 4 -> 0, transpose 9 -> 0
+    exaone4_q1 main: 175 ops -> 153, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 10, tile 4 -> 0, transpose 9 -> 0
+    exaone4_q1_int4_block main: 194 ops -> 172, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 10, tile 4 -> 0, transpose 9 -> 0
+    exaone4_q1_palettized main: 194 ops -> 172, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 10, tile 4 -> 0, transpose 9 -> 0
     exaone4_q8 main: 176 ops -> 170, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 17, tile 4 -> 0
     fp32_ios15 main: 49 ops -> 44, 4 copies -> 0, expand_dims 4 -> 0, identity 1 -> 0, reshape 12 -> 16, tile 4 -> 0
-    gemma2_q1 main: 194 ops -> 174, 4 copies -> 0, expand_dims 9 -> 2, tile 4 -> 0, transpose 9 -> 0
+    gemma2_q1 main: 194 ops -> 172, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 10, tile 4 -> 0, transpose 9 -> 0
     image main: 6 ops -> 6, 0 copies -> 0
-    llama_q1 main: 155 ops -> 135, 4 copies -> 0, expand_dims 9 -> 2, tile 4 -> 0, transpose 9 -> 0
+    llama_q1 main: 155 ops -> 133, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 10, tile 4 -> 0, transpose 9 -> 0
     mha main: 60 ops -> 51, 0 copies -> 0, expand_dims 1 -> 0, transpose 8 -> 0
-    mistral_flexible_stateful main: 232 ops -> 232, 4 copies -> 4
+    mistral_flexible_stateful main: 232 ops -> 197, 4 copies -> 0, cast 26 -> 18, concat 17 -> 15, equal 4 -> 0, expand_dims 10 -> 6, gather 13 -> 9, real_div 4 -> 0, reshape 12 -> 17, select 4 -> 0, shape 16 -> 8, slice_by_size 0 -> 2, tile 4 -> 0
     qwen3_q8 main: 176 ops -> 170, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 17, tile 4 -> 0
     rep_expand main: 72 ops -> 51, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 8, tile 4 -> 0, transpose 8 -> 0
     rep_expand_q8 main: 72 ops -> 67, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
     rep_interleave main: 84 ops -> 51, 10 copies -> 0, expand_dims 1 -> 0, reshape 16 -> 8, tile 4 -> 0, transpose 20 -> 0
     rep_stack main: 68 ops -> 51, 4 copies -> 0, expand_dims 1 -> 0, reshape 12 -> 8, stack 4 -> 0, transpose 8 -> 0
-    sdpa main: 64 ops -> 55, 4 copies -> 4, expand_dims 5 -> 4, transpose 8 -> 0
-    sdpa_q8 main: 64 ops -> 63, 4 copies -> 4, expand_dims 5 -> 4
+    sdpa main: 64 ops -> 43, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 8, tile 4 -> 0, transpose 8 -> 0
+    sdpa_q8 main: 64 ops -> 56, 4 copies -> 0, expand_dims 5 -> 0, tile 4 -> 1
     sinks_q4 main: 76 ops -> 71, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
     softcap_q4 main: 78 ops -> 73, 4 copies -> 0, expand_dims 5 -> 0, reshape 12 -> 16, tile 4 -> 0
-    stateless_flexible main: 85 ops -> 84, 2 copies -> 2, identity 1 -> 0
+    stateless_flexible main: 85 ops -> 36, 4 copies -> 0, cast 8 -> 0, concat 4 -> 0, equal 4 -> 0, expand_dims 4 -> 0, gather 4 -> 0, identity 1 -> 0, real_div 4 -> 0, reshape 12 -> 8, select 4 -> 0, shape 8 -> 0, tile 4 -> 0
     stateless_q8 main: 49 ops -> 44, 4 copies -> 0, expand_dims 4 -> 0, identity 1 -> 0, reshape 12 -> 16, tile 4 -> 0
     ");
 }

@@ -183,13 +183,6 @@ fn look_alikes_stay_and_say_why() {
             "matmul `y`",
             "multi-head attention",
         ),
-        // Interleaved order: query head h reads KV head h mod 2.
-        (
-            "tensor<fp16, [1, 8, 32, 16]> k = tile(x = keys, reps = [1, 4, 1, 1]);
-             tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
-            "matmul `y`",
-            "interleaved order",
-        ),
         // A repeat along the keys.
         (
             "tensor<fp16, [1, 8, 128, 16]> k = tile(x = full, reps = [1, 1, 4, 1]);
@@ -339,4 +332,256 @@ fn stopping_after_a_rewrite_leaves_the_rest() {
     let pipeline = milopt::passes::Pipeline::default();
     pipeline.run(&mut after, &milopt::passes::RunOptions::default().stop_after(1)).unwrap();
     assert_eq!(count(&after, "tile"), 1);
+}
+
+/// `query` [1, 8, q, 16] times `k`, the interleaved repeat of `keys`.
+fn interleaved(q: u64, n: u64) -> milopt::ir::Program {
+    program(
+        &format!("tensor<fp16, [1, 8, {q}, 16]> query, tensor<fp16, [1, 2, {n}, 16]> keys"),
+        &format!(
+            "tensor<fp16, [1, 8, {n}, 16]> k = tile(x = keys, reps = [1, 4, 1, 1]);
+             tensor<fp16, [1, 8, {q}, {n}]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);"
+        ),
+        "y",
+    )
+}
+
+#[test]
+fn interleaved_heads_are_folded_by_batch_axes() {
+    for q in [1, 5] {
+        let (after, report) = optimize(&interleaved(q, 32), DEFAULT);
+        assert_eq!((count(&after, "tile"), count(&after, "transpose")), (0, 0), "{}", report.explain());
+        assert!(report.functions[0].passes[0].fired[0].form.contains("interleaved"));
+    }
+}
+
+#[test]
+fn either_lowering_can_be_asked_for() {
+    use milopt::passes::{GqaFold, Lowering, Pipeline};
+    let grouped = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "out");
+    for before in [grouped, interleaved(3, 32)] {
+        for (lowering, form) in [(Lowering::Rows, "rows"), (Lowering::BatchAxes, "batch axes")] {
+            let mut after = before.clone();
+            let report =
+                Pipeline::new(vec![Box::new(GqaFold { lowering })]).run(&mut after, &Default::default()).unwrap();
+            assert!(report.functions[0].passes[0].fired[0].form.starts_with(form));
+            assert_eq!(count(&after, "tile"), 0, "{form}");
+            let verdict = milopt::equiv::check(&before, &after, None, &Default::default()).unwrap();
+            assert!(verdict.satisfies(milopt::equiv::Exactness::Bitwise), "{form}: {verdict}");
+        }
+    }
+}
+
+#[test]
+fn keys_times_queries_are_folded_for_many_queries() {
+    let signature = "tensor<fp16, [1, 8, 5, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys";
+    let body = "
+        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
+        tensor<fp16, [1, 8, 32, 5]> scores = matmul(x = k, y = query, transpose_x = false, transpose_y = true);";
+    let (after, _) = optimize(&program(signature, body, "scores"), DEFAULT);
+    assert_eq!((count(&after, "tile"), count(&after, "transpose")), (0, 0));
+}
+
+#[test]
+fn unknown_lengths_are_folded_and_their_repetitions_resolved() {
+    let signature = "tensor<fp16, [1, 8, s0, 16]> query, tensor<fp16, [1, 2, s1, 16]> keys, \
+                     tensor<fp16, [1, 2, s1, 16]> values, tensor<fp16, [1, 1, s0, s1]> mask";
+    let repeat = |x: &str| {
+        format!(
+            "tensor<fp16, [1, 2, 1, s1, 16]> {x}e = expand_dims(x = {x}, axes = [2]);
+             tensor<int32, [5]> {x}h = shape(x = {x}e);
+             tensor<int32, [1]> {x}s = slice_by_size(x = {x}h, begin = [3], size = [1]);
+             tensor<int32, [5]> {x}w = concat(values = ([1, 2, 4], {x}s, [16]), axis = 0, interleave = false);
+             tensor<bool, [5]> {x}m = equal(x = {x}w, y = -1);
+             tensor<int32, [5]> {x}c = select(a = {x}h, b = {x}w, cond = {x}m);
+             tensor<int32, [5]> {x}r = real_div(x = {x}c, y = {x}h);
+             tensor<fp16, [?, ?, ?, ?, ?]> {x}t = tile(x = {x}e, reps = {x}r);
+             tensor<fp16, [1, 8, ?, 16]> {x}k = reshape(x = {x}t, shape = [1, 8, -1, 16]);\n"
+        )
+    };
+    let body = repeat("keys")
+        + &repeat("values")
+        + "tensor<fp16, [1, 8, s0, ?]> scores = matmul(x = query, y = keysk, transpose_x = false, transpose_y = true);
+           tensor<fp16, [1, 8, s0, ?]> masked = add(x = scores, y = mask);
+           tensor<fp16, [1, 8, s0, ?]> p = softmax(x = masked, axis = -1);
+           tensor<fp16, [1, 8, s0, 16]> out = matmul(x = p, y = valuesk, transpose_x = false, transpose_y = false);";
+    // Every unknown size that the file declares is a symbol of its own.
+    let mut symbols = 2..;
+    let body: String =
+        body.chars().map(|c| if c == '?' { format!("s{}", symbols.next().unwrap()) } else { c.to_string() }).collect();
+    let text = format!(
+        "program(1.3) [specificationVersion = 9] {{ func main<CoreML8>({signature}) where 1 <= s0 <= 16, 1 <= s1 <= 64 {{ {body} }} -> (out); }}"
+    );
+    let before = text::parse(&text).unwrap();
+    let mut after = before.clone();
+    let report = milopt::passes::Pipeline::default().run(&mut after, &Default::default()).unwrap();
+    for kind in ["tile", "shape", "real_div", "select"] {
+        assert_eq!(count(&after, kind), 0, "{kind}\n{}\n{}", report.explain(), text::print_program(&after));
+    }
+    let shapes = |q: usize, n: usize| {
+        let shapes = [
+            ("query", vec![1, 8, q, 16]),
+            ("keys", vec![1, 2, n, 16]),
+            ("values", vec![1, 2, n, 16]),
+            ("mask", vec![1, 1, q, n]),
+        ];
+        shapes.into_iter().map(|(name, shape)| (name.into(), shape)).collect()
+    };
+    for (q, n) in [(1, 1), (1, 64), (7, 33), (16, 64)] {
+        let options = milopt::equiv::Options { shapes: shapes(q, n), ..Default::default() };
+        let verdict = milopt::equiv::check(&before, &after, None, &options).unwrap();
+        assert!(verdict.satisfies(milopt::equiv::Exactness::Bitwise), "{q} x {n}: {verdict}");
+    }
+}
+
+#[test]
+fn the_query_reshape_moves_up_to_the_projection() {
+    let body = format!(
+        "tensor<fp16, [1, 1, 8, 16]> h = reshape(x = hidden, shape = [1, 1, 8, 16]);
+         tensor<fp16, [1, 8, 1, 16]> r = transpose(x = h, perm = [0, 2, 1, 3]);
+         tensor<fp16, [1, 8, 1, 16]> squared = mul(x = r, y = r);
+         tensor<fp16, [1, 8, 1, 1]> mean = reduce_mean(x = squared, axes = [-1], keep_dims = true);
+         tensor<fp16, [1, 8, 1, 1]> scale = rsqrt(x = mean, epsilon = fp16(0.001));
+         tensor<fp16, [1, 8, 1, 16]> query = mul(x = r, y = scale);
+         {REPEATS}{ATTENTION}"
+    );
+    let signature = SIGNATURE.replace("tensor<fp16, [1, 8, 1, 16]> query", "tensor<fp16, [1, 1, 128]> hidden");
+    let (after, report) = optimize(&program(&signature, &body, "out"), DEFAULT);
+    assert_eq!((count(&after, "reshape"), count(&after, "transpose")), (2, 0), "{}", report.explain());
+}
+
+#[test]
+fn an_operand_of_lower_rank_inside_the_region_keeps_it_in_head_layout() {
+    // The maximum has rank 3 and broadcasts from the right: over other axes than those it was reduced from.
+    let signature = "tensor<fp16, [1, 2, 2, 16]> query, tensor<fp16, [1, 1, 2, 16]> keys";
+    let body = "
+        tensor<fp16, [1, 2, 2, 16]> k = tile(x = keys, reps = [1, 2, 1, 1]);
+        tensor<fp16, [1, 2, 2, 2]> scores = matmul(x = query, y = k, transpose_x = false, transpose_y = true);
+        tensor<fp16, [1, 2, 2]> top = reduce_max(x = scores, axes = [-1], keep_dims = false);
+        tensor<fp16, [1, 2, 2, 2]> low = sub(x = scores, y = top);
+        tensor<fp16, [1, 2, 2, 2]> e = exp(x = low);";
+    let (after, _) = optimize(&program(signature, body, "e"), DEFAULT);
+    assert_eq!(count(&after, "tile"), 0);
+}
+
+#[test]
+fn slices_whose_bounds_are_whole_by_accident_are_not_sunk() {
+    let signature = SIGNATURE.replace("[1, 8, 1, 16]", "[1, 8, 4, 16]");
+    for (begin, end) in [("[0, 0, 0, 0]", "[1, 8, 5, 32]"), ("[0, 0, -4, 0]", "[1, 8, 4, 32]")] {
+        let body = format!(
+            "{REPEATS}
+             tensor<fp16, [1, 8, 4, 32]> scores = matmul(x = query, y = k, transpose_x = false, transpose_y = true);
+             tensor<fp16, [1, 8, 4, 32]> scaled = mul(x = scores, y = fp16(0.25));
+             tensor<fp16, [1, 8, 4, 32]> cut = slice_by_index(x = scaled, begin = {begin}, end = {end});
+             tensor<fp16, [1, 8, 4, 32]> p = softmax(x = cut, axis = -1);
+             tensor<fp16, [1, 8, 4, 16]> out = matmul(x = p, y = v, transpose_x = false, transpose_y = false);"
+        );
+        let (after, report) = optimize(&program(&signature, &body, "out"), DEFAULT);
+        assert_eq!(count(&after, "tile"), 0);
+        assert!(declined(&report, "scores", "bounds that hold for its size only"), "{}", report.explain());
+    }
+}
+
+#[test]
+fn a_value_written_to_a_state_does_not_become_an_output() {
+    let before = program(
+        "tensor<fp16, [2, 3]> x, state<tensor<fp16, [2, 3]>> cache",
+        "tensor<fp16, [2, 3]> old = read_state(input = cache);
+         tensor<fp16, [2, 3]> new = add(x = old, y = x);
+         write_state(input = cache, data = new);
+         tensor<fp16, [6]> flat = reshape(x = new, shape = [6]);
+         tensor<fp16, [2, 3]> out = reshape(x = flat, shape = [2, 3]);",
+        "out",
+    );
+    let (after, _) = optimize(&before, DEFAULT);
+    let f = main(&after);
+    let written = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "write_state").unwrap();
+    assert_ne!(f.op(written).value("data"), Some(f.outputs()[0]));
+}
+
+#[test]
+fn copies_made_before_a_write_are_kept_for_readers_after_it() {
+    let signature = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> fresh, \
+                     state<tensor<fp16, [1, 2, 32, 16]>> cache";
+    let body = "
+        tensor<fp16, [1, 2, 32, 16]> old = read_state(input = cache);
+        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = old, axes = [2]);
+        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
+        write_state(input = cache, data = fresh);
+        tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);";
+    let (after, report) = optimize(&program(signature, body, "y"), DEFAULT);
+    assert_eq!(count(&after, "tile"), 1);
+    assert!(declined(&report, "matmul `y`", "after the state is written"), "{}", report.explain());
+}
+
+#[test]
+fn fused_attention_is_folded_with_every_kind_of_mask() {
+    for q in [1u64, 5] {
+        for (mask, ty) in [
+            ("", "fp16".to_string()),
+            ("[1, 1, 1, 32]", "fp16".into()),
+            (&*format!("[1, 1, {q}, 32]"), "fp16".into()),
+            (&*format!("[1, 8, {q}, 32]"), "fp16".into()),
+            ("[1, 8, 1, 32]", "fp16".into()),
+            (&*format!("[{q}, 32]"), "bool".into()),
+            (&*format!("[8, {q}, 32]"), "bool".into()),
+        ] {
+            let input = if mask.is_empty() { String::new() } else { format!(", tensor<{ty}, {mask}> mask") };
+            let signature = format!(
+                "tensor<fp16, [1, 8, {q}, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                 tensor<fp16, [1, 2, 32, 16]> values{input}"
+            );
+            let bound = if mask.is_empty() { "" } else { ", attn_mask = mask" };
+            for (repeats, order) in [
+                (REPEATS.to_string(), "grouped"),
+                (
+                    "tensor<fp16, [1, 8, 32, 16]> k = tile(x = keys, reps = [1, 4, 1, 1]);
+                     tensor<fp16, [1, 8, 32, 16]> v = tile(x = values, reps = [1, 4, 1, 1]);"
+                        .to_string(),
+                    "interleaved",
+                ),
+            ] {
+                let body = format!(
+                    "{repeats}
+                     tensor<fp16, [1, 8, {q}, 16]> out =
+                         scaled_dot_product_attention(query = query, key = k, value = v{bound});"
+                );
+                let (after, report) = optimize(&program(&signature, &body, "out"), DEFAULT);
+                let copies = Traffic::of(main(&after)).repeats.count;
+                assert_eq!(copies, 0, "{q} {mask} {order}\n{}", report.explain());
+            }
+        }
+    }
+}
+
+#[test]
+fn two_attentions_share_the_tiled_mask() {
+    let signature = "tensor<fp16, [1, 8, 5, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                     tensor<fp16, [1, 2, 32, 16]> values, tensor<fp16, [1, 1, 5, 32]> mask";
+    let body = format!(
+        "{REPEATS}
+         tensor<fp16, [1, 8, 5, 16]> a =
+             scaled_dot_product_attention(query = query, key = k, value = v, attn_mask = mask);
+         tensor<fp16, [1, 8, 5, 16]> out = scaled_dot_product_attention(query = a, key = k, value = v, attn_mask = mask);"
+    );
+    let (after, _) = optimize(&program(signature, &body, "out"), DEFAULT);
+    assert_eq!(count(&after, "tile"), 1);
+}
+
+#[test]
+fn attention_that_mixes_groups_stays() {
+    let signature = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                     tensor<fp16, [1, 2, 32, 16]> values";
+    let body = "
+        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
+        tensor<fp16, [1, 8, 32, 16]> v = tile(x = values, reps = [1, 4, 1, 1]);
+        tensor<fp16, [1, 8, 1, 16]> out = scaled_dot_product_attention(query = query, key = k, value = v);";
+    let (after, report) = optimize(&program(signature, body, "out"), DEFAULT);
+    assert_eq!(count(&after, "tile"), 2);
+    assert!(declined(&report, "out", "repeated in different ways"), "{}", report.explain());
 }

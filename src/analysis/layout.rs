@@ -634,6 +634,10 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
         "gather" => {
             let indices = f.op(op).param("indices").first()?;
             let values = f.operand_ints(indices)?;
+            // From CoreML7 on, indices that count from the end are out of range.
+            if f.opset_version() >= 7 && values.iter().any(|&i| i < 0) {
+                return None;
+            }
             let rank = f.operand_type(indices).as_tensor()?.rank();
             if f.int(op, "batch_dims").unwrap_or(0) != 0 {
                 return None;

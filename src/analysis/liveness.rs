@@ -1,6 +1,9 @@
 //! What would die.
 
-use crate::ir::{Function, OpId, ValueId};
+use std::collections::BTreeSet;
+
+use crate::ir::{Function, OpId, Use, ValueId};
+use crate::opset::effect_of;
 
 /// The ops that nothing would read any more if nothing read `v`: its producer, then their operands' producers, up to
 /// `root`, which stays. Constants are not listed.
@@ -26,4 +29,24 @@ pub fn dying_without(f: &Function, reader: OpId, v: ValueId, root: ValueId) -> V
         true => dying(f, v, root),
         false => Vec::new(),
     }
+}
+
+/// Whether a value, or something computed from it, is written to a state (or read by an op that may do so).
+pub fn is_written(f: &Function, v: ValueId) -> bool {
+    let mut seen = BTreeSet::from([v]);
+    let mut work = vec![v];
+    while let Some(at) = work.pop() {
+        for u in f.value(at).uses() {
+            let reader = match *u {
+                Use::Op { op, .. } => Some(op),
+                Use::Output { block, .. } => f.block(block).parent(),
+            };
+            let Some(reader) = reader else { continue };
+            if effect_of(f, reader).may_write() {
+                return true;
+            }
+            work.extend(f.op(reader).results().iter().filter(|&&r| seen.insert(r)));
+        }
+    }
+    false
 }

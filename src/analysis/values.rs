@@ -276,6 +276,13 @@ impl Values {
                     })
                     .collect()
             }
+            "slice_by_size" if f.op(op).value("x").and_then(|v| f.tensor(v))?.rank() == 1 => {
+                let items = x()?;
+                let begin = f.int(op, "begin").filter(|&b| b >= 0)?;
+                let n = f.tensor(result)?.volume()?;
+                let begin = usize::try_from(begin).ok()?;
+                items.get(begin..begin.checked_add(usize::try_from(n).ok()?)?).map(<[_]>::to_vec)
+            }
             "slice_by_index" if f.op(op).value("x").and_then(|v| f.tensor(v))?.rank() == 1 => {
                 let items = x()?;
                 let slice = views::Slice::of(f, op)?;

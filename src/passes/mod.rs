@@ -4,7 +4,6 @@ mod dce;
 mod gqa_fold;
 mod pipeline;
 mod report;
-mod sink;
 mod view_simplify;
 
 pub use dce::Dce;

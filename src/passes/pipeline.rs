@@ -97,7 +97,7 @@ pub enum PipelineError {
         /// The functions there are.
         known: String,
     },
-    /// A function is not well-formed to begin with.
+    /// A function is not well-formed to begin with, and is not rewritten.
     #[error("function `{function}` is not well-formed")]
     Malformed {
         /// The function.
@@ -205,18 +205,18 @@ impl Pipeline {
     }
 
     fn run_function(&self, f: &mut Function, budget: &mut Budget) -> Result<FunctionReport, PipelineError> {
-        let fault = verify::before_edits(f).err();
+        if !self.passes.is_empty() {
+            verify::rewritable(f)
+                .map_err(|source| PipelineError::Malformed { function: f.name().to_string(), source })?;
+        }
         crate::analysis::values::resolve(f);
         let before = Census::of(f);
         let mut passes = Vec::new();
         for pass in &self.passes {
             let Outcome { fired, declined } = pass.run(f, budget);
             verify::function(f).map_err(|source| {
-                let function = f.name().to_string();
-                match &fault {
-                    Some(fault) => PipelineError::Malformed { function, source: fault.clone() },
-                    None => PipelineError::Broken { pass: pass.name().into(), function, source },
-                }
+                let (pass, function) = (pass.name().into(), f.name().to_string());
+                PipelineError::Broken { pass, function, source }
             })?;
             passes.push(PassReport { pass: pass.name().into(), exactness: pass.exactness(), fired, declined });
         }

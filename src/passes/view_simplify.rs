@@ -23,7 +23,7 @@ use crate::analysis::liveness::dying;
 use crate::analysis::spelling::{self, Step, TRANSPOSE_COST, UNIT_TRANSPOSE_COST, VIEW_COST, moves_only_unit_axes};
 use crate::ir::{Function, OpId, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Budget, Context, NoMatch, Outcome, Patch, Rule, drive, is_returned};
+use crate::rewrite::{Budget, Context, NoMatch, Outcome, Patch, Rule, drive, is_returned, loss, may_be_returned};
 
 use super::{Exactness, Pass};
 
@@ -58,11 +58,11 @@ impl Rule for ViewSimplify {
             let root = layout.source;
             let Some(from) = f.tensor(root) else { continue };
             let Some(steps) = spelling::spell(&from.shape, layout, &ty.shape) else { continue };
-            if steps.is_empty() && !may_stand_for(f, root, v) {
+            if steps.is_empty() && is_returned(f, v) && !may_be_returned(f, root) {
                 continue;
             }
             let dying = dying(f, v, root);
-            if dying.iter().any(|&op| f.op(op).unmodelled().is_some()) {
+            if dying.iter().any(|&op| loss(f, op).is_some()) {
                 continue;
             }
             let old: u32 = dying.iter().map(|&op| op_cost(f, op)).sum();
@@ -101,11 +101,6 @@ fn is_view(f: &Function, op: OpId) -> bool {
 /// Whether something other than a further view reads the value.
 fn ends_chain(f: &Function, v: ValueId) -> bool {
     f.value(v).uses().iter().any(|u| u.op().is_none_or(|user| !is_view(f, user)))
-}
-
-/// Whether `root` can take the place of `v`: not when the interface fixes the names of both.
-fn may_stand_for(f: &Function, root: ValueId, v: ValueId) -> bool {
-    !is_returned(f, v) || (f.producer(root).is_some() && !is_returned(f, root))
 }
 
 /// The relative cost of an op of a chain.

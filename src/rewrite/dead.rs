@@ -3,12 +3,21 @@
 use crate::ir::{Def, Function, OpId, ValueId};
 use crate::opset::effect_of;
 
+/// What would be lost if the op were erased or replaced: fields that the IR cannot hold, or attributes that nobody knows.
+pub fn loss(f: &Function, op: OpId) -> Option<String> {
+    let data = f.op(op);
+    let constant = data.kind() == "const" || data.kind().starts_with("constexpr_");
+    let attribute = || data.attributes().map(|(name, _)| name).find(|name| !constant && ***name != *"name");
+    let unknown = || attribute().map(|name| format!("the attribute `{name}`"));
+    data.unmodelled().map(str::to_string).or_else(unknown)
+}
+
 /// Whether an op may be erased: it has an effect on nothing, nothing reads it, and it carries nothing that would be
 /// lost with it.
 pub fn is_erasable(f: &Function, op: OpId) -> bool {
     let data = f.op(op);
     effect_of(f, op).is_erasable()
-        && data.unmodelled().is_none()
+        && loss(f, op).is_none()
         && f.check_editable(op).is_ok()
         && data.results().iter().all(|&v| f.value(v).uses().is_empty())
 }

@@ -18,8 +18,8 @@ mod patch;
 mod pattern;
 mod transaction;
 
-pub use dead::{erase_dead, is_erasable};
+pub use dead::{erase_dead, is_erasable, loss};
 pub use driver::{Budget, Context, Declined, Fired, NoMatch, Outcome, Rule, drive};
-pub use patch::{Input, NewOp, Patch, PatchError, Ref, is_returned};
+pub use patch::{Input, NewOp, Patch, PatchError, Ref, is_returned, may_be_returned};
 pub use pattern::{Match, Pattern, PatternError};
 pub use transaction::Transaction;

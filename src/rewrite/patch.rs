@@ -1,12 +1,13 @@
 //! Patches: rewrites as owned values.
 
 use crate::ir::{
-    DType, Dim, Function, Literal, Name, OpId, OpSpec, Operand, Place, TensorType, Use, ValueId, ValueType,
+    DType, Dim, EditError, Function, Literal, Name, OpId, OpSpec, Operand, Place, TensorType, Use, ValueId, ValueType,
 };
 
+use crate::analysis::liveness::is_written;
 use crate::analysis::spelling::{Step, unknowns};
 
-use super::dead::erase_dead;
+use super::dead::{erase_dead, loss};
 
 /// What a new op reads.
 #[derive(Clone, PartialEq, Debug)]
@@ -75,11 +76,14 @@ pub enum PatchError {
     /// The new op is not well-formed.
     #[error(transparent)]
     Infer(#[from] crate::opset::InferError),
+    /// The edited function is not well-formed.
+    #[error(transparent)]
+    Verify(#[from] crate::verify::Violations),
     /// The patch refers to something that is not there.
     #[error("the patch refers to {0}, which is not there")]
     Stale(String),
     /// An output's name cannot move to the value that would replace it.
-    #[error("output `{0}` would have to take the place of `{1}`, whose name is fixed as well")]
+    #[error("output `{0}` would have to be `{1}`, which is an input, an output or written to a state")]
     Output(Name, Name),
 }
 
@@ -264,6 +268,9 @@ impl Patch {
         for (old, r) in &self.replace {
             if let Some(op) = f.producer(*old) {
                 f.check_editable(op)?;
+                if let Some(what) = loss(f, op) {
+                    return Err(EditError::Unmodelled { op: f.describe(op), what }.into());
+                }
             }
             let have = match r {
                 Ref::Value(v) => f.ty(*v),
@@ -286,7 +293,7 @@ impl Patch {
             }
             if is_returned(f, *old) {
                 match f.producer(*v) {
-                    Some(op) if !is_returned(f, *v) => {
+                    Some(op) if may_be_returned(f, *v) => {
                         f.check_editable(op)?;
                         for op in f.users(*v) {
                             f.check_editable(op)?;
@@ -379,6 +386,11 @@ pub(super) fn insert_const(f: &mut Function, place: Place, name: &str, literal: 
 /// Whether the function returns the value.
 pub fn is_returned(f: &Function, v: ValueId) -> bool {
     f.value(v).uses().iter().any(|u| matches!(u, Use::Output { block, .. } if *block == f.body()))
+}
+
+/// Whether an existing value may become an output of the function: it is none yet, and no state is written from it.
+pub fn may_be_returned(f: &Function, v: ValueId) -> bool {
+    !is_returned(f, v) && f.producer(v).is_some() && !is_written(f, v)
 }
 
 /// Makes every use of `old` read an existing value, which takes the name where the function returns it.

@@ -1,5 +1,6 @@
 //! Transactions: edits that one replacement cannot say.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 
 use crate::ir::{Function, Id, Interface, Literal, OpId, Operand, Place, Use, ValueId};
@@ -12,6 +13,8 @@ use super::patch::{Patch, PatchError, Ref, insert_const, is_returned};
 pub struct Transaction<'f> {
     target: &'f mut Function,
     work: Function,
+    /// Ops whose operands, parameters or results changed.
+    touched: BTreeSet<OpId>,
 }
 
 impl Deref for Transaction<'_> {
@@ -25,7 +28,7 @@ impl<'f> Transaction<'f> {
     /// Begins.
     pub fn begin(target: &'f mut Function) -> Transaction<'f> {
         let work = target.clone();
-        Transaction { target, work }
+        Transaction { target, work, touched: BTreeSet::new() }
     }
 
     /// Makes one use read another value.
@@ -35,6 +38,7 @@ impl<'f> Transaction<'f> {
     pub fn set_use(&mut self, u: Use, to: ValueId) -> Result<(), PatchError> {
         if let Some(op) = u.op() {
             self.work.check_editable(op)?;
+            self.touched.insert(op);
         }
         self.work.set_use(u, to);
         Ok(())
@@ -46,6 +50,7 @@ impl<'f> Transaction<'f> {
     /// When the op may not be edited.
     pub fn set_param(&mut self, op: OpId, name: &str, bindings: Vec<Operand>) -> Result<(), PatchError> {
         self.work.check_editable(op)?;
+        self.touched.insert(op);
         self.work.set_param(op, name, bindings);
         Ok(())
     }
@@ -58,8 +63,7 @@ impl<'f> Transaction<'f> {
         self.work.check_editable(op)?;
         let base = self.work.op(op).results().first().map_or("const".into(), |&v| self.work.value(v).name().clone());
         let (_, v) = insert_const(&mut self.work, Place::Before(op), &format!("{base}_{name}"), literal);
-        self.work.set_param(op, name, vec![Operand::Value(v)]);
-        Ok(())
+        self.set_param(op, name, vec![Operand::Value(v)])
     }
 
     /// Inserts a constant before an op.
@@ -104,6 +108,7 @@ impl<'f> Transaction<'f> {
         self.work.check_editable(op)?;
         let types = infer(&self.work, op)?
             .ok_or_else(|| PatchError::Stale(format!("the type of {}", self.work.describe(op))))?;
+        self.touched.insert(op);
         let results: Vec<ValueId> = self.work.op(op).results().to_vec();
         for (v, ty) in results.into_iter().zip(types) {
             if *self.work.ty(v) != ty {
@@ -157,15 +162,31 @@ impl<'f> Transaction<'f> {
         self.work.edit_interface(interface);
     }
 
-    /// Checks references and order and puts the edited copy in the function's place.
+    /// Checks references, order and the types of all ops that were touched or read a result of one, and puts the edited
+    /// copy in the function's place.
     ///
     /// # Errors
-    /// When the edited function is not well-formed; the function is then as it was.
+    /// When the edited function is not well-formed, or an output's type changed while the interface was not edited; the
+    /// function is then as it was.
     pub fn commit(self) -> Result<(), PatchError> {
         if cfg!(debug_assertions) {
             self.work.assert_uses_exact();
         }
-        crate::verify::function(&self.work).map_err(|v| PatchError::Stale(v.to_string()))?;
+        let f = &self.work;
+        let live: Vec<OpId> = self.touched.into_iter().filter(|&op| f.is_live(op)).collect();
+        let readers = live.iter().flat_map(|&op| f.op(op).results()).flat_map(|&v| f.users(v));
+        let checked: BTreeSet<OpId> = readers.chain(live.iter().copied()).collect();
+        crate::verify::function(f)?;
+        crate::verify::ops(f, checked)?;
+        if !f.interface_edited() {
+            for (&old, &new) in self.target.outputs().iter().zip(f.outputs()) {
+                let (have, want) = (f.ty(new), self.target.ty(old));
+                if have != want {
+                    let what = format!("output `{}`", f.value(new).name());
+                    return Err(PatchError::Type { what, have: have.clone().into(), want: want.clone().into() });
+                }
+            }
+        }
         *self.target = self.work;
         Ok(())
     }

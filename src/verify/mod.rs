@@ -140,24 +140,32 @@ pub fn typed(p: &Program) -> Result<Verified<'_>, Violations> {
 pub fn function(f: &Function) -> Result<(), Violations> {
     let mut report = Report::default();
     check_function(f, &mut report);
-    match report.list.is_empty() {
-        true => Ok(()),
-        false => Err(Violations { list: report.list }),
-    }
+    report.conclude()
 }
 
-/// Checks of one function what must hold once it is edited: V1 to V8, V8 whether or not it was edited yet.
+/// Checks of one function what rewriting relies on: V1 to V11, V8 whether or not it was edited yet.
 ///
 /// # Errors
-/// Every violation.
-pub fn before_edits(f: &Function) -> Result<(), Violations> {
+/// Every violation; those of V9 on only of functions whose structure is right.
+pub fn rewritable(f: &Function) -> Result<(), Violations> {
     let mut report = Report::default();
     structure::check(f, &mut report);
     names::interface(f, 8, &mut report);
-    match report.list.is_empty() {
-        true => Ok(()),
-        false => Err(Violations { list: report.list }),
+    if report.list.is_empty() {
+        names::scopes(f, true, &mut report);
+        f.all_ops().into_iter().for_each(|op| typed::check_op(f, op, &mut report));
     }
+    report.conclude()
+}
+
+/// Checks V10 and V11 of these ops.
+///
+/// # Errors
+/// Every violation.
+pub fn ops(f: &Function, ops: impl IntoIterator<Item = OpId>) -> Result<(), Violations> {
+    let mut report = Report::default();
+    ops.into_iter().for_each(|op| typed::check_op(f, op, &mut report));
+    report.conclude()
 }
 
 fn check_structure(p: &Program, report: &mut Report) {
@@ -192,11 +200,15 @@ impl Report {
         self.list.push(Violation { rule, function: f.name().clone(), op: at, message: message.into() });
     }
 
-    fn verdict(self, program: &Program, grade: Grade) -> Result<Verified<'_>, Violations> {
+    fn conclude(self) -> Result<(), Violations> {
         match self.list.is_empty() {
-            true => Ok(Verified { program, grade }),
+            true => Ok(()),
             false => Err(Violations { list: self.list }),
         }
+    }
+
+    fn verdict(self, program: &Program, grade: Grade) -> Result<Verified<'_>, Violations> {
+        self.conclude().map(|()| Verified { program, grade })
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) fn check(f: &Function, report: &mut Report) {
     described_types(f, report);
 }
 
-fn check_op(f: &Function, op: OpId, report: &mut Report) {
+pub(super) fn check_op(f: &Function, op: OpId, report: &mut Report) {
     match infer(f, op) {
         Err(e) => report.op(10, f, op, e.problem.to_string()),
         Ok(None) => {}

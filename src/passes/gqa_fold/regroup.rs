@@ -83,7 +83,7 @@ impl Fold {
 
     fn shapes(f: &Function, reshape: OpId) -> Option<(&[Dim], &[Dim])> {
         let view = views::Reshape::of(f, reshape)?;
-        Some((&f.tensor(view.x)?.shape, &f.tensor(f.op(reshape).results()[0])?.shape))
+        Some((&f.tensor(view.x)?.shape, &f.tensor(*f.op(reshape).results().first()?)?.shape))
     }
 
     /// The fold that a reshape into head layout undoes.
@@ -284,7 +284,14 @@ impl Region {
         for &op in &self.members {
             for (i, operand) in f.op(op).operands().iter().enumerate() {
                 let param = f.op(op).param_of(i).map_or("", |n| n.as_str());
-                if operand.as_value().is_some_and(|v| self.is_inside(f, v)) || !is_data(f.op(op).kind(), param) {
+                if !is_data(f.op(op).kind(), param) {
+                    continue;
+                }
+                if operand.as_value().is_some_and(|v| self.is_inside(f, v)) {
+                    // Broadcasting aligns to the right, the two axes are counted from the left.
+                    if ELEMENTWISE.contains(&f.op(op).kind().as_str()) && rank(f, operand) != result_rank(f, op) {
+                        self.blocked.get_or_insert(format!("{} broadcasts over the rank", f.describe(op)));
+                    }
                     continue;
                 }
                 match follow(f, &layouts, &self.fold, op, operand) {
@@ -457,6 +464,14 @@ impl Outside {
     }
 }
 
+fn rank(f: &Function, operand: &Operand) -> Option<usize> {
+    f.operand_type(operand).as_tensor().map(TensorType::rank)
+}
+
+fn result_rank(f: &Function, op: OpId) -> Option<usize> {
+    f.op(op).results().first().and_then(|&v| f.tensor(v)).map(TensorType::rank)
+}
+
 fn unsized_value(name: &str) -> PatchError {
     PatchError::Stale(format!("a way to compute the shape of `{name}`"))
 }
@@ -599,8 +614,8 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), Str
             if slice.axes[..fold.axis].iter().any(|a| a.squeeze) {
                 return Err("drops an axis in front of the heads".into());
             }
-            if !resizable(f, fold, op, "end") {
-                return Err("has an end that is computed at run time".into());
+            if !spells_whole(f, fold, op) {
+                return Err("spells the whole of an axis by bounds that hold for its size only".into());
             }
         }
         "slice_by_size" => {
@@ -635,17 +650,22 @@ fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), Str
         _ => return Err(format!("({}) is not an op that the reshape can pass", data.kind())),
     }
     let head_layout = |v: &ValueId| f.tensor(*v).is_some_and(|t| fold.is_head_layout(&t.shape));
-    if data.results().iter().all(head_layout) {
+    if !data.results().is_empty() && data.results().iter().all(head_layout) {
         Ok(())
     } else {
         Err("does not keep heads and rows where they were".into())
     }
 }
 
-/// Whether the sizes of the head and row axes in a slice's `end` are masked or constant.
-fn resizable(f: &Function, fold: &Fold, op: OpId, end: &str) -> bool {
-    let masked = |axis: usize| f.ints(op, "end_mask").is_some_and(|m| m.get(axis) == Some(&1));
-    f.ints(op, end).is_some() || (masked(fold.axis) && masked(fold.axis + 1))
+/// Whether a slice says that it takes the whole of the two axes by masks, or by bounds that can be resized: 0 and the size.
+fn spells_whole(f: &Function, fold: &Fold, op: OpId) -> bool {
+    let at = |name: &str, axis: usize| f.ints(op, name).and_then(|v| v.get(axis).copied());
+    fold.head.iter().enumerate().all(|(i, size)| {
+        let axis = fold.axis + i;
+        let begins = at("begin_mask", axis) == Some(1) || at("begin", axis) == Some(0);
+        let whole = at("end", axis).zip(size.as_known()).is_some_and(|(end, size)| end == size as i64);
+        begins && (at("end_mask", axis) == Some(1) || whole)
+    })
 }
 
 /// How an operand from outside follows a member into the folded shape.
@@ -658,7 +678,7 @@ fn follow(
 ) -> Result<Outside, &'static str> {
     let odd = "is no tensor that fits the result";
     let ty = f.operand_type(operand).as_tensor().ok_or(odd)?;
-    let rank = f.tensor(f.op(op).results()[0]).ok_or(odd)?.rank();
+    let rank = result_rank(f, op).ok_or(odd)?;
     let kind = f.op(op).kind().as_str();
     let broadcasts = ELEMENTWISE.contains(&kind);
     let missing = if broadcasts { rank.checked_sub(ty.rank()).ok_or(odd)? } else { 0 };

@@ -1,0 +1,159 @@
+//! Folding one `scaled_dot_product_attention`.
+//!
+//! The op wants the leading axes of query, key and value alike, so only rows will do: the query becomes
+//! `[…, n_kv_heads, group·q_len, head_dim]`, and a mask with one row per query has its rows tiled `group` times, once for
+//! all attentions that read it.
+
+use crate::analysis::spelling::{self, is_view};
+use crate::analysis::traffic::value_bytes;
+use crate::ir::{Dim, Function, Literal, OpId, Operand, TensorType, ValueId};
+use crate::opset::views;
+use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
+
+use super::shared::{Heads, repeated, shared, tensor};
+
+pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
+    let f = cx.f;
+    let attention = views::Attention::of(f, op).ok_or(NoMatch::UNRELATED)?;
+    let &[result] = f.op(op).results() else { return Err(NoMatch::UNRELATED) };
+    let (query, out) = (tensor(f, attention.query)?, tensor(f, result)?);
+    match (repeated(cx, attention.key), repeated(cx, attention.value)) {
+        (false, false) => return Err(NoMatch::because("neither key nor value is a repeated view")),
+        (true, true) => {}
+        _ => return Err(NoMatch::because("only one of key and value is a repeated view")),
+    }
+    let Some(axis) = query.rank().checked_sub(3).filter(|_| query.rank() == out.rank()) else {
+        return Err(NoMatch::UNRELATED);
+    };
+    let key = shared(cx, op, attention.key, axis, false)?;
+    let value = shared(cx, op, attention.value, axis, false)?;
+    if key.heads != value.heads {
+        return Err(NoMatch::because("key and value are repeated in different ways"));
+    }
+    let heads = &key.heads;
+    let (row, inner) = (axis + 1, axis + 2);
+    let rows = heads.to_rows(attention.query, &query.shape, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
+    let back = heads.from_rows(result, &out.shape, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
+
+    let mut patch = Patch::before(op);
+    let name = f.value(result).name().as_str();
+    let mut inputs = vec![(
+        "query",
+        patch.steps(f, attention.query, &format!("{name}_rows"), &rows.steps).ok_or(NoMatch::UNRELATED)?.into(),
+    )];
+    for (param, v, shared) in [("key", attention.key, &key), ("value", attention.value, &value)] {
+        let mut shape = tensor(f, v)?.shape.to_vec();
+        shape[axis] = heads.kv_heads.clone();
+        let (at, moved) = shared.operand(f, &mut patch, v, shape)?;
+        inputs.push((param, at.into()));
+        patch.bytes_added += moved;
+        patch.bytes_saved += shared.bytes_saved(f, op, v)?;
+    }
+    if let Some(mask) = &attention.mask {
+        inputs.push(("attn_mask", Mask { heads, axis, query: &query.shape, name }.folded(f, &mut patch, op, mask)?));
+    }
+    let ty = TensorType::new(out.dtype, back.shape.iter().cloned());
+    let folded = patch.op("scaled_dot_product_attention", format!("{name}_grouped"), inputs, ty);
+    let at = patch.steps(f, folded, name, &back.steps).ok_or(NoMatch::UNRELATED)?;
+    patch.replace(result, at);
+
+    let known = [query, out].iter().all(|t| t.known_shape().is_some());
+    for (v, spelled) in [(attention.query, &rows), (result, &back)] {
+        if !is_view(&spelled.steps) {
+            patch.bytes_added += 2 * value_bytes(f, v);
+            if !known {
+                return Err(NoMatch::because("rows would move data of a size that is not known"));
+            }
+        }
+    }
+    if known && patch.bytes_saved <= patch.bytes_added {
+        return Err(NoMatch::because(format!(
+            "no bytes gained: {} saved, {} moved instead",
+            patch.bytes_saved, patch.bytes_added
+        )));
+    }
+    patch.form = format!("rows of the fused attention: {}", heads.describe());
+    Ok(patch)
+}
+
+/// What a mask has to fit.
+struct Mask<'m> {
+    heads: &'m Heads,
+    /// The head axis of the query.
+    axis: usize,
+    /// The query's shape.
+    query: &'m [Dim],
+    name: &'m str,
+}
+
+impl Mask<'_> {
+    /// The mask for folded rows.
+    fn folded(&self, f: &Function, patch: &mut Patch, reader: OpId, mask: &Operand) -> Result<Input, NoMatch> {
+        let ty = f.operand_type(mask).as_tensor().ok_or(NoMatch::UNRELATED)?;
+        let missing = self.query.len().checked_sub(ty.rank()).ok_or(NoMatch::UNRELATED)?;
+        let at = |axis: usize| axis.checked_sub(missing).map_or(Dim::known(1), |a| ty.shape[a].clone());
+        let (heads, rows) = (at(self.axis), at(self.axis + 1));
+        let (all_heads, q_len) = (&self.query[self.axis], &self.query[self.axis + 1]);
+        let v = match (mask, heads.is_one() && rows.is_one()) {
+            (Operand::Value(v), true) => return Ok(Input::One((*v).into())),
+            (Operand::Value(v), false) => *v,
+            (Operand::Literal(_), _) => return Err(NoMatch::because("the mask is written out in the op")),
+        };
+        if (!heads.is_one() && heads != *all_heads) || (!rows.is_one() && rows != *q_len) {
+            return Err(NoMatch::because("the mask's rows are not provably those of the query"));
+        }
+        let row = self.axis + 1 - missing;
+        if heads.is_one() {
+            let group = self.heads.group.as_known().ok_or(NoMatch::UNRELATED)?;
+            return self.tiled(f, patch, reader, v.into(), row, group).map(Input::One);
+        }
+        let full = match (rows.is_one(), q_len.as_known()) {
+            (true, Some(n)) if n > 1 => self.tiled(f, patch, reader, v.into(), row, n)?,
+            (true, None) => return Err(NoMatch::because("the mask has one row, the query a number that is not known")),
+            _ => v.into(),
+        };
+        let mut shape = ty.shape.to_vec();
+        shape[row] = q_len.clone();
+        let axis = self.axis - missing;
+        let spelled = self.heads.to_rows(v, &shape, axis, row, row + 1).ok_or(NoMatch::UNRELATED)?;
+        if !spelling::is_view(&spelled.steps) {
+            patch.bytes_added += 2 * value_bytes(f, v);
+        }
+        let name = format!("{}_mask", self.name);
+        patch.steps(f, full, &name, &spelled.steps).map(Input::One).ok_or(NoMatch::UNRELATED)
+    }
+
+    /// The rows of a mask, all of them several times; the same tile that an earlier fold made, if there is one.
+    fn tiled(
+        &self,
+        f: &Function,
+        patch: &mut Patch,
+        reader: OpId,
+        mask: Ref,
+        row: usize,
+        times: u64,
+    ) -> Result<Ref, NoMatch> {
+        let Ref::Value(v) = mask else { return Err(NoMatch::UNRELATED) };
+        let ty = tensor(f, v)?;
+        let mut reps = vec![1i64; ty.rank()];
+        reps[row] = i64::try_from(times).map_err(|_| NoMatch::UNRELATED)?;
+        if let Some(tile) = self.existing(f, reader, v, &reps) {
+            return Ok(tile.into());
+        }
+        let mut shape = ty.shape.clone();
+        shape[row] = shape[row].checked_mul(&Dim::known(times)).ok_or(NoMatch::UNRELATED)?;
+        let tiled = TensorType::new(ty.dtype, shape);
+        patch.bytes_added += 2 * tiled.byte_len().unwrap_or(0);
+        let inputs = [("x", Input::One(mask)), ("reps", Input::Const(Literal::ints(&reps)))];
+        Ok(patch.op("tile", format!("{}_rows", f.value(v).name()), inputs, tiled))
+    }
+
+    fn existing(&self, f: &Function, reader: OpId, mask: ValueId, reps: &[i64]) -> Option<ValueId> {
+        f.users(mask).into_iter().find_map(|op| {
+            let data = f.op(op);
+            let same = data.kind() == "tile" && f.ints(op, "reps").as_deref() == Some(reps);
+            let before = data.block() == f.op(reader).block() && f.comes_before(op, reader);
+            (same && before && data.value("x") == Some(mask)).then(|| data.results().first().copied())?
+        })
+    }
+}

@@ -1,0 +1,193 @@
+//! Folding one `matmul`.
+
+use crate::analysis::spelling;
+use crate::analysis::traffic::value_bytes;
+use crate::ir::{DType, Dim, Literal, OpId, TensorType, ValueId};
+use crate::opset::views;
+use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
+
+use super::Lowering;
+use super::shared::{Shared, repeated, shared, tensor};
+
+/// Bytes that may move for each byte that is saved before rows give way to batch axes: one in this many.
+const FEW: u64 = 16;
+
+pub(super) fn fold(cx: &Context<'_>, op: OpId, lowering: Lowering) -> Result<Patch, NoMatch> {
+    let f = cx.f;
+    let m = views::Matmul::of(f, op).ok_or(NoMatch::UNRELATED)?;
+    let (x, y) = (tensor(f, m.x)?, tensor(f, m.y)?);
+    let rank = x.rank();
+    let (on_y, on_x) = (repeated(cx, m.y), repeated(cx, m.x));
+    if !on_y && !on_x {
+        return Err(match rank >= 3 && f.const_value(m.y).is_none() && f.const_value(m.x).is_none() {
+            true => NoMatch::because("neither operand is a repeated view: multi-head attention, or grouped already"),
+            false => NoMatch::UNRELATED,
+        });
+    }
+    if rank < 3 || y.rank() != rank {
+        return Err(NoMatch::because("the operands have no batch axis in common"));
+    }
+    if x.dtype != y.dtype {
+        return Err(NoMatch::because("the operands have different element types"));
+    }
+    let axis = rank - 3;
+    if x.shape[axis] != y.shape[axis] {
+        return Err(NoMatch::because("one operand has a single head: multiplying once is not supported"));
+    }
+    let side = |right: bool| Fold::new(cx, op, &m, right).and_then(|fold| fold.patch(lowering));
+    match (on_y, on_x) {
+        (true, false) => side(true),
+        (false, true) => side(false),
+        _ => side(true).or_else(|first| side(false).map_err(|_| first)),
+    }
+}
+
+/// A matmul of which one operand is repeated.
+struct Fold<'c, 'f> {
+    cx: &'c Context<'f>,
+    op: OpId,
+    result: ValueId,
+    /// Whether the repeated operand is `y`.
+    right: bool,
+    repeated: ValueId,
+    repeated_transposed: bool,
+    other: ValueId,
+    other_transposed: bool,
+    shared: Shared,
+    /// The head axis.
+    axis: usize,
+}
+
+impl<'c, 'f> Fold<'c, 'f> {
+    fn new(cx: &'c Context<'f>, op: OpId, m: &views::Matmul, right: bool) -> Result<Self, NoMatch> {
+        let f = cx.f;
+        let ((repeated, repeated_transposed), (other, other_transposed)) = match right {
+            true => ((m.y, m.transpose_y), (m.x, m.transpose_x)),
+            false => ((m.x, m.transpose_x), (m.y, m.transpose_y)),
+        };
+        let axis = tensor(f, repeated)?.rank() - 3;
+        let shared = shared(cx, op, repeated, axis, true)?;
+        let &[result] = f.op(op).results() else { return Err(NoMatch::UNRELATED) };
+        if tensor(f, result)?.rank() != axis + 3 {
+            return Err(NoMatch::UNRELATED);
+        }
+        Ok(Fold { cx, op, result, right, repeated, repeated_transposed, other, other_transposed, shared, axis })
+    }
+
+    fn shape(&self, v: ValueId) -> &'f [Dim] {
+        self.cx.f.tensor(v).map_or(&[], |t| &t.shape)
+    }
+
+    fn patch(&self, lowering: Lowering) -> Result<Patch, NoMatch> {
+        let rows = self.rows();
+        let batch = || self.batch_axes();
+        let mut patch = match lowering {
+            Lowering::Rows => rows?,
+            Lowering::BatchAxes => batch()?,
+            Lowering::Auto => match rows {
+                Ok(patch) if patch.bytes_added.saturating_mul(FEW) <= patch.bytes_saved => patch,
+                Ok(patch) => batch().unwrap_or(patch),
+                Err(no) => batch().map_err(|_| no)?,
+            },
+        };
+        if patch.bytes_saved <= patch.bytes_added && self.is_known() {
+            return Err(NoMatch::because(format!(
+                "no bytes gained: {} saved, {} moved instead",
+                patch.bytes_saved, patch.bytes_added
+            )));
+        }
+        patch.form = format!("{}: {}", patch.form, self.shared.heads.describe());
+        Ok(patch)
+    }
+
+    fn is_known(&self) -> bool {
+        [self.repeated, self.other, self.result].iter().all(|&v| spelling::unknowns(self.shape(v)) == 0)
+    }
+
+    /// `y[…, heads, q, k]` as rows: `[…, kv_heads, group·q, k]`, times the shared columns `[…, kv_heads, k, n]`; for a
+    /// repeated left operand by `A·B = (Bᵀ·Aᵀ)ᵀ`.
+    fn rows(&self) -> Result<Patch, NoMatch> {
+        let f = self.cx.f;
+        let (axis, heads) = (self.axis, &self.shared.heads);
+        let (other, out) = (self.shape(self.other), self.shape(self.result));
+        // The rows are those of `other` as it stands on the left.
+        let stored_by_row = self.right != self.other_transposed;
+        let (row, inner) = if stored_by_row { (axis + 1, axis + 2) } else { (axis + 2, axis + 1) };
+        let rows = heads.to_rows(self.other, other, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
+        let (row, column) = if self.right { (axis + 1, axis + 2) } else { (axis + 2, axis + 1) };
+        let back = heads.from_rows(self.result, out, axis, row, column).ok_or(NoMatch::UNRELATED)?;
+        if [&rows, &back].iter().any(|s| spelling::cost(&s.steps) >= spelling::COMPUTED_RESHAPE_COST) {
+            return Err(NoMatch::because("the rows and the keys both have a size that is not known"));
+        }
+        let moves = !spelling::is_view(&rows.steps) || !spelling::is_view(&back.steps);
+        if moves && !self.is_known() {
+            return Err(NoMatch::because("rows would move data of a size that is not known"));
+        }
+
+        let mut patch = Patch::before(self.op);
+        let name = f.value(self.result).name().as_str();
+        let x = patch.steps(f, self.other, &format!("{name}_rows"), &rows.steps).ok_or(NoMatch::UNRELATED)?;
+        let mut shared_shape = self.shape(self.repeated).to_vec();
+        shared_shape[axis] = heads.kv_heads.clone();
+        let (columns, moved) = self.shared.operand(f, &mut patch, self.repeated, shared_shape)?;
+        // On the left, the repeated operand's rows become columns.
+        let by_row = (self.repeated_transposed == self.right) != self.shared.flipped;
+        let product = self.matmul(&mut patch, [(x, false), (columns, by_row)], &back.shape);
+        let out = patch.steps(f, product, name, &back.steps).ok_or(NoMatch::UNRELATED)?;
+        patch.replace(self.result, out);
+        for (v, spelled) in [(self.other, &rows), (self.result, &back)] {
+            patch.bytes_added += if spelling::is_view(&spelled.steps) { 0 } else { 2 * value_bytes(f, v) };
+        }
+        patch.bytes_added += moved;
+        patch.form = "rows".into();
+        patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
+        Ok(patch)
+    }
+
+    /// Every digit of the heads an axis, the repeated one of extent one on the shared side.
+    fn batch_axes(&self) -> Result<Patch, NoMatch> {
+        let f = self.cx.f;
+        let (axis, heads) = (self.axis, &self.shared.heads);
+        let lead = axis.saturating_sub(1);
+        let unit_in_front = |v: ValueId| axis == 0 || self.shape(v)[lead].is_one();
+        if ![self.other, self.repeated, self.result].into_iter().all(unit_in_front) {
+            return Err(NoMatch::because("there is no batch axis of extent one for the groups"));
+        }
+        let (split, once) = (heads.pair(&heads.kv_heads, &heads.group), heads.pair(&heads.kv_heads, &Dim::known(1)));
+        let with = |shape: &[Dim], heads: &[Dim; 2]| [&shape[..lead], &heads[..], &shape[axis + 1..]].concat();
+
+        let mut patch = Patch::before(self.op);
+        let name = f.value(self.result).name().as_str();
+        let split_other = with(self.shape(self.other), &split);
+        let other = patch.reshape(f, self.other, &format!("{name}_heads"), &split_other).ok_or(NoMatch::UNRELATED)?;
+        let once = with(self.shape(self.repeated), &once);
+        let (one_each, moved) = self.shared.operand(f, &mut patch, self.repeated, once)?;
+        let other = (other, self.other_transposed);
+        let one_each = (one_each, self.repeated_transposed != self.shared.flipped);
+        let operands = if self.right { [other, one_each] } else { [one_each, other] };
+        let out = self.shape(self.result);
+        let product = self.matmul(&mut patch, operands, &with(out, &split));
+        let out = patch.reshape(f, product, name, out).ok_or(NoMatch::UNRELATED)?;
+        patch.replace(self.result, out);
+        patch.bytes_added = moved;
+        patch.form = "batch axes".into();
+        patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
+        Ok(patch)
+    }
+
+    fn matmul(&self, patch: &mut Patch, [(x, tx), (y, ty)]: [(Ref, bool); 2], shape: &[Dim]) -> Ref {
+        let f = self.cx.f;
+        let dtype = f.tensor(self.result).map_or(DType::F16, |t| t.dtype);
+        patch.op(
+            "matmul",
+            format!("{}_grouped", f.value(self.result).name()),
+            [
+                ("x", Input::One(x)),
+                ("y", Input::One(y)),
+                ("transpose_x", Input::Const(Literal::bool(tx))),
+                ("transpose_y", Input::Const(Literal::bool(ty))),
+            ],
+            TensorType::new(dtype, shape.iter().cloned()),
+        )
+    }
+}

@@ -1,0 +1,210 @@
+//! What both consumers need: the value that exists once per KV head, and rows.
+
+use crate::analysis::layout::{Axis, Digit, Layout};
+use crate::analysis::liveness::dying_without;
+use crate::analysis::spelling::{self, Order, Step};
+use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
+use crate::ir::{Dim, Function, OpId, TensorType, ValueId};
+use crate::opset::views;
+use crate::rewrite::{Context, NoMatch, Patch, Ref, loss};
+
+use crate::passes::view_simplify::op_cost;
+
+/// How query heads read KV heads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Heads {
+    pub(super) kv_heads: Dim,
+    pub(super) group: Dim,
+    pub(super) order: Order,
+}
+
+/// Steps to a tensor and its shape.
+pub(super) struct Spelled {
+    pub(super) steps: Vec<Step>,
+    pub(super) shape: Vec<Dim>,
+}
+
+impl Heads {
+    /// For the report: the heads on both sides.
+    pub(super) fn describe(&self) -> String {
+        let heads = self.kv_heads.checked_mul(&self.group).unwrap_or_else(|| self.group.clone());
+        let order = match self.order {
+            Order::Grouped => "",
+            Order::Interleaved => ", interleaved",
+        };
+        format!("{heads} query heads onto {} KV heads{order}", self.kv_heads)
+    }
+
+    /// The two as they follow each other in the head axis.
+    pub(super) fn pair(&self, kv_heads: &Dim, group: &Dim) -> [Dim; 2] {
+        match self.order {
+            Order::Grouped => [kv_heads.clone(), group.clone()],
+            Order::Interleaved => [group.clone(), kv_heads.clone()],
+        }
+    }
+
+    /// A tensor `[…, heads, …]` whose matrices have these row and inner axes as `[…, kv_heads, group·rows, inner]`.
+    pub(super) fn to_rows(&self, v: ValueId, shape: &[Dim], axis: usize, row: usize, inner: usize) -> Option<Spelled> {
+        let own = Layout::identity(v, shape)?;
+        let mut heads = own.clone();
+        heads.axes = [own.axes[axis].clone()].into_iter().collect();
+        let split = heads.reshape(&self.pair(&self.kv_heads, &self.group))?;
+        let (first, second) = (split.axes[0].clone(), split.axes[1].clone());
+        let (kv, group) = if self.order == Order::Grouped { (first, second) } else { (second, first) };
+        let mut layout = own.clone();
+        layout.axes[axis] = kv;
+        layout.axes[axis + 1] = group.into_iter().chain(own.axes[row].iter().cloned()).collect();
+        layout.axes[axis + 2] = own.axes[inner].clone();
+        let rows = self.group.checked_mul(&shape[row])?;
+        let to = [&shape[..axis], &[self.kv_heads.clone(), rows, shape[inner].clone()]].concat();
+        Some(Spelled { steps: spelling::spell(shape, &layout, &to)?, shape: to })
+    }
+
+    /// The way back: `[…, kv_heads, group·rows, inner]` as the tensor `[…, heads, …]` of this shape with these row and
+    /// inner axes. The shape is the one the steps start from.
+    pub(super) fn from_rows(&self, v: ValueId, out: &[Dim], axis: usize, row: usize, inner: usize) -> Option<Spelled> {
+        let rows = self.group.checked_mul(&out[row])?;
+        let from = [&out[..axis], &[self.kv_heads.clone(), rows, out[inner].clone()]].concat();
+        let flat = Layout::identity(v, &from)?;
+        let wide = [self.kv_heads.clone(), self.group.clone(), out[row].clone(), out[inner].clone()];
+        let wide = flat.reshape(&[&out[..axis], &wide].concat())?;
+        let at = |i: usize| wide.axes[axis + i].clone();
+        let (first, second) = if self.order == Order::Grouped { (at(0), at(1)) } else { (at(1), at(0)) };
+        let mut layout = flat;
+        layout.axes[axis] = first.into_iter().chain(second).collect::<Axis>();
+        layout.axes[row] = at(2);
+        layout.axes[inner] = at(3);
+        Some(Spelled { steps: spelling::spell(&from, &layout, out)?, shape: from })
+    }
+}
+
+/// The value that exists once per KV head, and how its reader sees it.
+pub(super) struct Shared {
+    pub(super) source: ValueId,
+    /// Its layout as the operand without repeats, in the operand's axes or with the matrices' axes exchanged.
+    once: Layout,
+    /// Whether the matrices' axes are exchanged.
+    pub(super) flipped: bool,
+    pub(super) heads: Heads,
+}
+
+impl Shared {
+    /// Adds ops for the shared side in this shape (matrices as the operand stores them), and the bytes they move.
+    pub(super) fn operand(
+        &self,
+        f: &Function,
+        patch: &mut Patch,
+        repeated: ValueId,
+        mut to: Vec<Dim>,
+    ) -> Result<(Ref, u64), NoMatch> {
+        if self.flipped {
+            let rank = to.len();
+            to.swap(rank - 1, rank - 2);
+        }
+        let layout = self.once.reshape(&to).ok_or(NoMatch::UNRELATED)?;
+        let from = &tensor(f, self.source)?.shape;
+        let steps = spelling::spell(from, &layout, &to).ok_or(NoMatch::UNRELATED)?;
+        let name = format!("{}_shared", f.value(repeated).name());
+        let moved = if spelling::is_view(&steps) { 0 } else { 2 * value_bytes(f, self.source) };
+        Ok((patch.steps(f, self.source, &name, &steps).ok_or(NoMatch::UNRELATED)?, moved))
+    }
+
+    /// Bytes per run that are neither written nor read when `reader` takes the shared side instead of the copies.
+    pub(super) fn bytes_saved(&self, f: &Function, reader: OpId, repeated: ValueId) -> Result<u64, NoMatch> {
+        let dying = dying_without(f, reader, repeated, self.source);
+        if let Some((op, what)) = dying.iter().find_map(|&op| Some((op, loss(f, op)?))) {
+            return Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op))));
+        }
+        let read = value_bytes(f, repeated);
+        let group = self.heads.group.as_known().unwrap_or(1).max(1);
+        Ok(read - read / group + dying.iter().map(|&op| op_bytes(f, op)).sum::<u64>())
+    }
+}
+
+/// Whether some layout of the value repeats.
+pub(super) fn repeated(cx: &Context<'_>, v: ValueId) -> bool {
+    cx.layouts.of(v).iter().any(Layout::repeats)
+}
+
+pub(super) fn tensor(f: &Function, v: ValueId) -> Result<&TensorType, NoMatch> {
+    f.tensor(v).ok_or(NoMatch::UNRELATED)
+}
+
+/// The cheapest way to read a repeated operand without its repeats along `axis`. Where `flip` is set, the matrices may
+/// come out transposed.
+pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, flip: bool) -> Result<Shared, NoMatch> {
+    let f = cx.f;
+    let shape: Vec<Dim> = tensor(f, v)?.shape.to_vec();
+    let rank = shape.len();
+    let mut best: Option<(i64, Shared)> = None;
+    let mut refusal = NoMatch::because("the repeated operand is no view of a value that holds each head once");
+    for layout in cx.layouts.of(v).iter().skip(1).filter(|l| l.repeats()) {
+        let Some(repeat) = spelling::take_repeat(layout, axis) else {
+            refusal = why_not_separable(layout, axis, rank);
+            continue;
+        };
+        let (Some(kv_heads), Some(from)) =
+            (shape[axis].checked_div(&repeat.group), f.tensor(layout.source).map(|t| &t.shape[..]))
+        else {
+            continue;
+        };
+        if kv_heads.as_known().is_none() || repeat.group.as_known().is_none() {
+            refusal = NoMatch::because("the number of heads is not known");
+            continue;
+        }
+        let mut small = shape.clone();
+        small[axis] = kv_heads.clone();
+        let mut turned = small.clone();
+        turned.swap(rank - 1, rank - 2);
+        let as_is = Some((repeat.once.clone(), small, false));
+        let flipped = spelling::matrix_transposed(&repeat.once).filter(|_| flip).map(|l| (l, turned, true));
+        for (once, to, flipped) in [as_is, flipped].into_iter().flatten() {
+            let Some(steps) = spelling::spell(from, &once, &to) else { continue };
+            // New ops less those that die; the nearest source wins a tie.
+            let dying = dying_without(f, reader, v, layout.source);
+            let old: u32 = dying.iter().map(|&op| op_cost(f, op)).sum();
+            let cost = i64::from(spelling::cost(&steps)) - i64::from(old);
+            if best.as_ref().is_none_or(|(c, _)| cost < *c) {
+                let (kv_heads, group) = (kv_heads.clone(), repeat.group.clone());
+                let heads = Heads { kv_heads, group, order: repeat.order };
+                best = Some((cost, Shared { source: layout.source, once, flipped, heads }));
+            }
+        }
+    }
+    let (_, shared) = best.ok_or(refusal)?;
+    if reads_overwritten_state(f, reader, shared.source) {
+        return Err(NoMatch::because("it would read a state's old content after the state is written"));
+    }
+    Ok(shared)
+}
+
+fn why_not_separable(layout: &Layout, axis: usize, rank: usize) -> NoMatch {
+    let repeats = |i: usize| layout.axes[i].iter().any(Digit::repeats);
+    match (0..rank).find(|&i| i != axis && repeats(i)) {
+        Some(i) if i + 2 >= rank => {
+            NoMatch::because(format!("the repeat lies on axis {i} of the matrices, not on a batch axis"))
+        }
+        Some(i) => NoMatch::because(format!("the repeat lies on batch axis {i}, not on the one next to the rows")),
+        None => NoMatch::because("repeats and heads alternate within the head axis"),
+    }
+}
+
+/// Whether a value is a view of a state as it was read before a write that comes before `reader`. Copies made in between
+/// would be gone.
+fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
+    let mut at = v;
+    while let Some(op) = f.producer(at) {
+        if let Some(read) = views::ReadState::of(f, op) {
+            let (block, both) = (f.op(op).block(), f.op(op).block() == f.op(reader).block());
+            let overwrites = |w: OpId| {
+                f.op(w).kind() == "write_state" && f.op(w).value("input") == Some(read.state) && f.comes_before(op, w)
+            };
+            return !both || f.ops(block).take_while(|&w| w != reader).any(overwrites);
+        }
+        match f.op(op).value("x") {
+            Some(x) if is_view(f, op) => at = x,
+            _ => return false,
+        }
+    }
+    false
+}
