@@ -174,6 +174,24 @@ fn verify_tells_equal_different_and_incomparable_apart() {
     assert!(complaint.contains("only the first program has the output `m`"), "{complaint}");
 }
 
+/// A reader that stops reading gets the verdict all the same.
+#[test]
+fn a_closed_pipe_keeps_the_exit_code() {
+    let place = Place::new();
+    place.package("a.mlpackage", COUNTER);
+    place.package("b.mlpackage", &COUNTER.replace("fp16(2.0)", "fp16(2.002)"));
+    for (code, args) in [
+        (1, &["verify", "a.mlpackage", "b.mlpackage"][..]),
+        (0, &["verify", "a.mlpackage", "a.mlpackage"]),
+        (0, &["inspect", "a.mlpackage", "--json"]),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = place.command(args).stdout(writer).output().unwrap();
+        assert_eq!((output.status.code(), &*output.stderr), (Some(code), &b""[..]), "{args:?}");
+    }
+}
+
 #[test]
 fn run_carries_states_over_steps() {
     let place = Place::new();
@@ -220,13 +238,24 @@ fn run_names_what_is_wrong_with_the_arrays() {
     let steps = [&run[..], &["--steps"]].concat();
 
     inputs(std::slice::from_ref(&x));
-    assert_eq!(place.complains(1, &run), "error: in.npz has no array for input `n`\n");
+    assert_eq!(place.complains(1, &run), "error: in.npz: there is no array for input `n`\n");
     inputs(&[x.clone(), ("n", "<i4", "(2,)", ints(&[1, 2]))]);
-    assert_eq!(place.complains(1, &run), "error: array `n` of shape [2] does not fit tensor<int32, [1]>\n");
+    assert_eq!(place.complains(1, &run), "error: in.npz: array `n` of shape [2] does not fit tensor<int32, [1]>\n");
     inputs(&[("x", "<f2", "(1, 2)", halfs(&[1.0, 2.0])), ("n", "<i4", "(2, 1)", ints(&[1, 2]))]);
-    assert_eq!(place.complains(1, &steps), "error: `x` has 1 steps, `n` has 2\n");
+    assert_eq!(place.complains(1, &steps), "error: in.npz: array `x` has 1 steps, `n` has 2\n");
     inputs(&[("x", "<f2", "(1, 2)", halfs(&[1.0, 2.0])), n.clone()]);
-    assert_eq!(place.complains(1, &steps), "error: array `n` has no axis of steps\n");
+    assert_eq!(place.complains(1, &steps), "error: in.npz: array `n` has no axis of steps\n");
+    for (descr, data, value) in [
+        ("<i8", (1i64 << 40).to_le_bytes(), "1099511627776"),
+        ("<i8", (i64::from(i32::MIN) - 1).to_le_bytes(), "-2147483649"),
+        ("<u8", u64::MAX.to_le_bytes(), "18446744073709551615"),
+        ("<f8", 3e9f64.to_le_bytes(), "3000000000"),
+        ("<f8", f64::NAN.to_le_bytes(), "NaN"),
+    ] {
+        inputs(&[x.clone(), ("n", descr, "()", data.to_vec())]);
+        let want = format!("error: in.npz: array `n` holds {value}, which is no int32\n");
+        assert_eq!(place.complains(1, &run), want);
+    }
     fs::write(place.path("in.npz"), "garbage").unwrap();
     assert!(place.complains(1, &run).starts_with("error: in.npz is not an .npz file"));
     assert!(!place.path("out.npz").exists());
@@ -234,6 +263,31 @@ fn run_names_what_is_wrong_with_the_arrays() {
     inputs(&[x, n]);
     place.says(0, &run);
     assert_eq!(read_npz(&place.path("out.npz"))["y.npy"].1, halfs(&[2.0, 4.0]));
+}
+
+#[test]
+fn run_names_the_package_that_cannot_be_run() {
+    let place = Place::new();
+    let foreign = REPEATED.replace("axes = [2])", "axes = [2], beta = fp16(2.0))");
+    place.package("a.mlpackage", &foreign);
+    let arrays = [("query", "<f2", "(1, 4, 1, 8)", vec![0; 64]), ("keys", "<f2", "(1, 2, 6, 8)", vec![0; 192])];
+    write_npz(&place.path("in.npz"), &arrays);
+    let complaint = place.complains(1, &["run", "a.mlpackage", "--inputs", "in.npz", "--outputs", "out.npz"]);
+    assert!(complaint.starts_with("error: a.mlpackage: main: "), "{complaint}");
+    assert!(complaint.ends_with("parameter `beta` is unknown in this opset\n"), "{complaint}");
+    let complaint = place.complains(3, &["verify", "a.mlpackage", "a.mlpackage"]);
+    assert!(complaint.contains("`e`") && complaint.contains("parameter `beta` is unknown"), "{complaint}");
+}
+
+#[test]
+fn a_package_can_be_named_from_inside() {
+    let place = Place::new();
+    let a = place.package("a.mlpackage", REPEATED);
+    place.says(0, &["optimize", "a.mlpackage", "-o", "b.mlpackage"]);
+    let output = place.command(&["optimize", ".", "--in-place"]).current_dir(&a).output().unwrap();
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(model_bytes(&a), model_bytes(&place.path("b.mlpackage")));
 }
 
 #[test]

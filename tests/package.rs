@@ -199,6 +199,80 @@ fn output_paths_are_not_overwritten_unasked() {
 }
 
 #[test]
+fn forcing_a_bare_model_keeps_the_weights_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (a, b) = (Package::open(fixture("exaone4_q1")).unwrap(), Package::open(fixture("mha")).unwrap());
+    let force = SaveOptions::overwrite(Overwrite::Force);
+    save(&a, path("a.mlmodel"), &force).unwrap();
+
+    let refused = |name: &str| {
+        let before = listing(dir.path());
+        let error = save(&b, path(name), &force).unwrap_err().to_string();
+        assert!(error.contains("weight.bin: what is there may be the weights of another model"), "{error}");
+        assert!(listing(dir.path()) == before);
+    };
+    refused("b.mlmodel");
+    fs::write(path("b.mlmodel"), "no model").unwrap();
+    refused("b.mlmodel");
+    refused("a.mlmodel");
+    fs::remove_file(path("b.mlmodel")).unwrap();
+
+    save(&a, path("twin.mlmodel"), &force).unwrap();
+    let weights = fs::read(path("weights/weight.bin")).unwrap();
+    refused("twin.mlmodel");
+    fs::remove_file(path("twin.mlmodel")).unwrap();
+    save(&b, path("a.mlmodel"), &force).unwrap();
+    assert_ne!(fs::read(path("weights/weight.bin")).unwrap(), weights, "nobody else needed them");
+}
+
+#[test]
+fn what_a_save_would_refuse_is_told_without_saving() {
+    let (dir, path) = copy_of("rep_stack");
+    let package = Package::open(&path).unwrap();
+    fs::create_dir(dir.path().join("folder.mlmodel")).unwrap();
+    fs::write(dir.path().join("file"), "dear").unwrap();
+    let before = listing(dir.path());
+    for (name, overwrite, want) in [
+        ("copy.mlpackage", Overwrite::Refuse, "exists already"),
+        ("file", Overwrite::InPlace, "exists already"),
+        ("file", Overwrite::Force, "what is there is not a package"),
+        ("file/out.mlpackage", Overwrite::Force, "what it should lie in is not a directory"),
+        ("folder.mlmodel", Overwrite::Force, "what is there is not a file"),
+        ("no/out.mlpackage", Overwrite::Refuse, "cannot find"),
+    ] {
+        let (target, options) = (dir.path().join(name), SaveOptions::overwrite(overwrite));
+        let told = text(&package.check_target(&target, &options).unwrap_err());
+        assert!(told.contains(want), "{told}");
+        assert_eq!(told, text(&save(&package, &target, &options).unwrap_err()));
+    }
+    package.check_target(dir.path().join("new.mlmodel"), &SaveOptions::default()).unwrap();
+    assert!(listing(dir.path()) == before);
+}
+
+/// Opening a pipe that nobody writes to would never return.
+#[cfg(unix)]
+#[test]
+fn pipes_are_refused() {
+    let pipe = |path: &Path| {
+        fs::remove_file(path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    let (_dir, path) = copy_of("rep_stack");
+    pipe(&path.join(WEIGHTS));
+    let package = Package::open(&path).unwrap();
+    let f = package.program().main().unwrap();
+    let consts = f.all_ops().into_iter().filter_map(|op| f.const_value(*f.op(op).results().first()?));
+    let errors: Vec<String> = consts.filter_map(|l| l.packed(&**f.weights()).err()).map(|e| e.to_string()).collect();
+    assert!(errors.iter().any(|e| e.ends_with("weight.bin: it is not a regular file")), "{errors:?}");
+    pipe(&path.join(MODEL));
+    refused(&path, "model.mlmodel: it is not a regular file");
+    refused(&path.join(MODEL), "it is neither a file nor a directory");
+    pipe(&path.join("Manifest.json"));
+    refused(&path, "it has no Manifest.json");
+}
+
+#[test]
 fn the_witness_of_another_program_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let package = Package::open(fixture("sdpa")).unwrap();

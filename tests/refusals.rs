@@ -133,7 +133,9 @@ fn outputs_that_cannot_be_written_are_refused() {
         ("file", &[], "file exists already"),
         ("folder", &["--force"], "folder: what is there is not a package"),
         ("file", &["--force"], "file: what is there is not a package"),
-        (".", &["--force"], "cannot save to .: it names no file"),
+        (".", &["--force"], "cannot save to .: what is there is not a package"),
+        ("..", &[], ".. exists already"),
+        ("file/out.mlmodel", &[], "file/out.mlmodel: what it should lie in is not a directory"),
         ("no/such/out.mlpackage", &[], "cannot find no/such"),
         ("a.mlpackage/Data/out.mlpackage", &[], "it lies in the package that is being saved"),
     ] {
@@ -142,12 +144,50 @@ fn outputs_that_cannot_be_written_are_refused() {
 }
 
 #[test]
+fn side_files_that_cannot_be_written_are_refused_before_any_work() {
+    let place = Place::new();
+    place.copy("a.mlpackage", "rep_stack");
+    fs::create_dir(place.path("folder")).unwrap();
+    // The input file does not exist: the outputs are looked at first.
+    let run = ["run", "a.mlpackage", "--inputs", "in.npz", "--outputs"];
+    for (file, want) in [
+        ("no/such/file", "cannot write no/such/file: there is no directory no/such"),
+        ("folder", "cannot write folder: it is a directory"),
+        ("..", "cannot write ..: it names no file"),
+    ] {
+        refuses(&place, 1, &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--report", file], want);
+        refuses(&place, 1, &[&run[..], &[file]].concat(), want);
+        refuses(&place, 1, &[&run[..], &["out.npz", "--states", file]].concat(), want);
+    }
+}
+
+#[test]
+fn a_file_is_not_written_twice_nor_over_what_is_read() {
+    let place = Place::new();
+    place.copy("a.mlpackage", "rep_stack");
+    fs::create_dir(place.path("folder")).unwrap();
+    fs::write(place.path("in.npz"), "").unwrap();
+    let run = ["run", "a.mlpackage", "--inputs", "in.npz", "--outputs"];
+    let optimize = ["optimize", "a.mlpackage", "--report"];
+    for (args, want) in [
+        ([&run[..], &["x.npz", "--states", "folder/../x.npz"]].concat(), "--states and --outputs are both"),
+        ([&run[..], &["./in.npz"]].concat(), "--outputs and --inputs are both ./in.npz"),
+        ([&run[..], &["x.npz", "--states", "in.npz"]].concat(), "--states and --inputs are both in.npz"),
+        ([&optimize[..], &["x.mlmodel", "-o", "x.mlmodel"]].concat(), "--report and --output are both x.mlmodel"),
+        ([&optimize[..], &["a.mlpackage", "--in-place"]].concat(), "--report and PKG are both a.mlpackage"),
+    ] {
+        refuses(&place, 2, &args, want);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn a_report_that_cannot_be_written_does_not_hide_the_package() {
     let place = Place::new();
     place.copy("a.mlpackage", "rep_stack");
-    let output = place.milopt(&["optimize", "a.mlpackage", "-o", "b.mlpackage", "--report", "no/such/report.json"]);
+    let output = place.milopt(&["optimize", "a.mlpackage", "-o", "b.mlpackage", "--report", "/dev/full"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(output.stderr.starts_with(b"error: cannot write no/such/report.json: "));
+    assert!(output.stderr.starts_with(b"error: cannot write /dev/full: "));
     assert!(output.stdout.ends_with(b"wrote b.mlpackage\n"));
     assert!(place.path("b.mlpackage").exists());
 }
@@ -161,6 +201,10 @@ fn wrong_arguments_change_no_file() {
         (&["optimize", "a.mlpackage", "--in-place", "--passes", "dce,polish"][..], "there is no pass `polish`"),
         (&["optimize", "a.mlpackage", "--in-place", "--function", "decode"], "there is no function `decode`"),
         (&["print", "a.mlpackage", "--function", "decode"], "there is no function `decode`"),
+        (
+            &["verify", "a.mlpackage", "b.mlpackage", "--function", "decode"],
+            "a.mlpackage: there is no function `decode`; there are main",
+        ),
         (&["verify", "a.mlpackage", "b.mlpackage", "--range", "mood=0..4"], "there is no input `mood`"),
         (&["passes", "polish"], "polish"),
     ] {
@@ -186,6 +230,64 @@ fn a_run_without_its_inputs_writes_nothing() {
     let run = ["run", "a.mlpackage", "--inputs", "in.npz", "--outputs", "out.npz", "--states", "end.npz"];
     refuses(&place, 1, &run, "in.npz");
     support::npz::write_npz(&place.path("in.npz"), &[]);
-    refuses(&place, 1, &run, "in.npz has no array for input `x`");
+    refuses(&place, 1, &run, "in.npz: there is no array for input `x`");
     refuses(&place, 2, &[&run[..], &["--function", "decode"]].concat(), "there is no function `decode`");
+}
+
+#[test]
+fn a_package_without_functions_is_named() {
+    let place = Place::new();
+    place.package("a.mlpackage", "program(1.3) [specificationVersion = 9] {}");
+    let want = "a.mlpackage: there are no functions";
+    support::npz::write_npz(&place.path("in.npz"), &[]);
+    refuses(&place, 1, &["run", "a.mlpackage", "--inputs", "in.npz", "--outputs", "out.npz"], want);
+    refuses(&place, 1, &["print", "a.mlpackage", "--function", "main"], want);
+    refuses(&place, 1, &["optimize", "a.mlpackage", "--in-place", "--function", "main"], want);
+    refuses(&place, 3, &["verify", "a.mlpackage", "a.mlpackage", "--function", "main"], want);
+    refuses(&place, 3, &["verify", "a.mlpackage", "a.mlpackage"], "there are no functions");
+}
+
+/// Opening a pipe that nobody writes to would never return.
+#[cfg(unix)]
+#[test]
+fn pipes_are_not_waited_for() {
+    let place = Place::new();
+    let path = place.copy("a.mlpackage", "rep_stack");
+    let pipe = |path: &Path| assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    pipe(&place.path("in.npz"));
+    let run = ["run", "a.mlpackage", "--inputs", "in.npz", "--outputs", "out.npz"];
+    let output = place.milopt(&run);
+    assert_eq!(
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()),
+        (Some(1), "error: in.npz: it is not a regular file\n")
+    );
+    let weights = path.join(support::files::WEIGHTS);
+    fs::remove_file(&weights).unwrap();
+    pipe(&weights);
+    let complaint = place.complains(3, &["verify", "a.mlpackage", "a.mlpackage"]);
+    assert!(complaint.contains("weight.bin: it is not a regular file"), "{complaint}");
+    let complaint = place.complains(1, &["optimize", "a.mlpackage", "-o", "b.mlpackage"]);
+    assert!(complaint.ends_with("weight.bin: neither a file nor a directory\n"), "{complaint}");
+}
+
+/// Output that got lost is a failure, and for `verify` not that of being different.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_under_standard_output_is_told() {
+    let place = Place::new();
+    place.copy("a.mlpackage", "rep_stack");
+    for (code, args) in [
+        (3, &["verify", "a.mlpackage", "a.mlpackage"][..]),
+        (3, &["verify", "a.mlpackage", "a.mlpackage", "--json"]),
+        (1, &["inspect", "a.mlpackage"]),
+        (1, &["print", "a.mlpackage", "--full"]),
+        (1, &["optimize", "a.mlpackage", "--dry-run"]),
+        (1, &["passes"]),
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = place.command(args).stdout(full).output().unwrap();
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {complaint}");
+        assert!(complaint.starts_with("error: cannot write to standard output: "), "{complaint}");
+    }
 }

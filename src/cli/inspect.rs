@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::{Failure, Opening};
+use super::{Failure, Opening, with_causes};
 use crate::analysis::traffic::DISCLAIMER;
 use crate::ir::{ArrayFeature, Flexibility, Function, Program, ValueId};
-use crate::passes::{Census, Pipeline, RunOptions, bytes};
+use crate::passes::{Census, Pipeline, PipelineError, RunOptions, bytes};
 
 /// Show functions, features, op counts, bytes per run and what the passes would find
 #[derive(Debug, Args)]
@@ -29,8 +29,10 @@ struct ProgramView {
     specification_version: i32,
     default_function: Option<String>,
     functions: Vec<FunctionView>,
-    /// Rewrites that each pass of the default pipeline would do, over all functions; `null` when it fails.
+    /// Rewrites that each pass of the default pipeline would do, over all functions; `null` when it cannot run.
     rewrites: Option<Vec<(String, usize)>>,
+    /// Why it cannot run.
+    refusal: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -68,11 +70,16 @@ impl Inspect {
 
 impl ProgramView {
     fn of(program: &Program) -> ProgramView {
+        let (rewrites, refusal) = match would_do(program) {
+            Ok(rewrites) => (Some(rewrites), None),
+            Err(e) => (None, Some(with_causes(&e))),
+        };
         ProgramView {
             specification_version: program.specification_version(),
             default_function: program.default_function().map(|n| n.to_string()),
             functions: program.functions().iter().map(FunctionView::of).collect(),
-            rewrites: would_do(program),
+            rewrites,
+            refusal,
         }
     }
 
@@ -83,19 +90,20 @@ impl ProgramView {
             writeln!(out, "\nfunction {} ({}{default})", f.name, f.opset)?;
             f.print(out)?;
         }
-        match &self.rewrites {
-            Some(rewrites) => {
-                let counts: Vec<_> = rewrites.iter().map(|(pass, n)| format!("{pass} {n}")).collect();
-                writeln!(out, "\nrewrites that the default passes would do: {}", counts.join(", "))?;
-            }
-            None => writeln!(out, "\nthe default passes cannot run on this program")?,
+        if let Some(rewrites) = &self.rewrites {
+            let counts: Vec<_> = rewrites.iter().map(|(pass, n)| format!("{pass} {n}")).collect();
+            writeln!(out, "\nrewrites that the default passes would do: {}", counts.join(", "))?;
+        }
+        if let Some(refusal) = &self.refusal {
+            let line = refusal.lines().collect::<Vec<_>>().join("; ");
+            writeln!(out, "\nthe default passes cannot run on this program: {line}")?;
         }
         writeln!(out, "({DISCLAIMER})")
     }
 }
 
-fn would_do(program: &Program) -> Option<Vec<(String, usize)>> {
-    let report = Pipeline::default().run(&mut program.clone(), &RunOptions::default()).ok()?;
+fn would_do(program: &Program) -> Result<Vec<(String, usize)>, PipelineError> {
+    let report = Pipeline::default().run(&mut program.clone(), &RunOptions::default())?;
     let mut counts: Vec<(String, usize)> = Vec::new();
     for pass in report.functions.iter().flat_map(|f| &f.passes) {
         match counts.iter_mut().find(|(name, _)| *name == pass.pass) {
@@ -103,7 +111,7 @@ fn would_do(program: &Program) -> Option<Vec<(String, usize)>> {
             None => counts.push((pass.pass.clone(), pass.fired.len())),
         }
     }
-    Some(counts)
+    Ok(counts)
 }
 
 impl FunctionView {

@@ -13,13 +13,13 @@ mod run;
 mod verify;
 
 use std::error::Error;
-use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::ir::{Function, Program};
+use crate::ir::Function;
 use crate::package::{OpenOptions, Package, PackageError};
 
 /// Rewrites Core ML packages so that they run faster, and proves that they still compute the same thing.
@@ -58,12 +58,10 @@ impl Opening {
 enum Failure {
     /// The arguments do not make sense.
     Usage(String),
-    /// Something failed.
+    /// Something failed; in `verify`, so that nothing was compared.
     Failed(Box<dyn Error>),
     /// Two programs differ; the report is printed.
     Different,
-    /// Two programs could not be compared.
-    NotCompared(Box<dyn Error>),
 }
 
 impl<E: Error + 'static> From<E> for Failure {
@@ -72,10 +70,23 @@ impl<E: Error + 'static> From<E> for Failure {
     }
 }
 
+/// An error and the file that it is about.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", path.display())]
+struct About {
+    path: PathBuf,
+    source: Box<dyn Error>,
+}
+
+fn about(path: &Path, error: impl Into<Box<dyn Error>>) -> Failure {
+    Failure::from(About { path: path.to_owned(), source: error.into() })
+}
+
 /// Runs the command that the arguments of the process name.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let mut out = BufWriter::new(io::stdout().lock());
+    let failed = if matches!(cli.command, Command::Verify(_)) { 3 } else { 1 };
+    let mut out = Vec::new();
     let done = match cli.command {
         Command::Inspect(c) => c.execute(&mut out),
         Command::Optimize(c) => c.execute(&mut out),
@@ -84,33 +95,34 @@ pub fn main() -> ExitCode {
         Command::Print(c) => c.execute(&mut out),
         Command::Passes(c) => c.execute(&mut out),
     };
-    let flushed = out.flush().map_err(Failure::from);
-    match done.and(flushed) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Different) => ExitCode::FAILURE,
-        Err(Failure::Failed(e)) if is_closed_pipe(&*e) => ExitCode::SUCCESS,
-        Err(Failure::Failed(e)) => tell(&*e, 1),
-        Err(Failure::Usage(message)) => tell(&*Box::<dyn Error>::from(message), 2),
-        Err(Failure::NotCompared(e)) => tell(&*e, 3),
+    match (done, print(&out)) {
+        (Err(Failure::Usage(message)), _) => tell(&*Box::<dyn Error>::from(message), 2),
+        (Err(Failure::Failed(e)), _) => tell(&*e, failed),
+        (_, Err(e)) => tell(&*Box::<dyn Error>::from(format!("cannot write to standard output: {e}")), failed),
+        (Err(Failure::Different), Ok(())) => ExitCode::FAILURE,
+        (Ok(()), Ok(())) => ExitCode::SUCCESS,
     }
 }
 
-/// Whether the reader of our output went away, which is its right.
-fn is_closed_pipe(e: &(dyn Error + 'static)) -> bool {
-    e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+/// Writes to standard output. That nobody reads it to its end is the reader's right.
+fn print(text: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
 }
 
 /// Prints an error with its causes.
 fn tell(error: &dyn Error, code: u8) -> ExitCode {
-    let mut text = format!("error: {error}");
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text.push_str(&format!(": {e}"));
-        cause = e.source();
-    }
     // There is nowhere to tell that telling failed.
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "error: {}", with_causes(error));
     ExitCode::from(code)
+}
+
+fn with_causes(error: &dyn Error) -> String {
+    let causes = std::iter::successors(Some(error), |e| Error::source(*e));
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// A line on stderr that is no error.
@@ -119,14 +131,44 @@ fn note(text: &str) {
 }
 
 /// The function that `--function` names, or the one that runs when none is named.
-fn select<'p>(program: &'p Program, name: Option<&str>) -> Result<&'p Function, Failure> {
+fn select<'p>(package: &'p Package, name: Option<&str>) -> Result<&'p Function, Failure> {
+    let program = package.program();
     let found = match name {
         Some(name) => program.function(name),
         None => program.main(),
     };
     found.ok_or_else(|| {
+        let path = package.path().unwrap_or(Path::new(""));
         let known: Vec<_> = program.functions().iter().map(|f| f.name().as_str()).collect();
+        if known.is_empty() {
+            return about(path, "there are no functions");
+        }
         let what = name.map_or("no default function".to_owned(), |n| format!("no function `{n}`"));
-        Failure::Usage(format!("there is {what}; there are {}", known.join(", ")))
+        Failure::Usage(format!("{}: there is {what}; there are {}", path.display(), known.join(", ")))
     })
+}
+
+/// Refuses a file to write where no file can be, before any work is done.
+fn check_output(path: &Path) -> Result<(), Failure> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let reason = match path.file_name() {
+        None => "it names no file".to_owned(),
+        Some(_) if path.is_dir() => "it is a directory".to_owned(),
+        Some(_) if !parent.is_dir() => format!("there is no directory {}", parent.display()),
+        Some(_) => return Ok(()),
+    };
+    Err(Failure::Failed(format!("cannot write {}: {reason}", path.display()).into()))
+}
+
+/// Refuses an output that is one of the other files.
+fn check_distinct(option: &str, path: &Path, others: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
+    let same = others.iter().find(|(_, other)| other.is_some_and(|other| real(other) == real(path)));
+    same.map_or(Ok(()), |(other, _)| Err(Failure::Usage(format!("{option} and {other} are both {}", path.display()))))
+}
+
+/// A path without links, as far as it exists.
+fn real(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let in_parent = || Some(absolute.parent()?.canonicalize().ok()?.join(absolute.file_name()?));
+    absolute.canonicalize().ok().or_else(in_parent).unwrap_or_else(|| absolute.clone())
 }

@@ -10,6 +10,7 @@ use zip::{CompressionMethod, DateTime, ZipArchive, ZipWriter};
 
 use super::npy::{self, Header, NpyError};
 use crate::ir::Literal;
+use crate::package::open_file;
 
 /// Why a `.npz` file could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +50,7 @@ impl Npz {
     /// # Errors
     /// When it cannot be opened or is no zip archive.
     pub fn open(path: &Path) -> Result<Npz, NpzError> {
-        let file = File::open(path).map_err(|e| NpzError::Io(path.into(), e))?;
+        let file = open_file(path).map_err(|e| NpzError::Io(path.into(), e))?;
         Npz::new(path, BufReader::new(file))
     }
 }

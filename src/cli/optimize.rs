@@ -9,11 +9,11 @@ use serde::Serialize;
 
 use super::progress::Spinner;
 use super::verify::parse_steps;
-use super::{Failure, Opening};
+use super::{Failure, Opening, about, check_distinct, check_output, select};
 use crate::equiv;
 use crate::ir::Program;
 use crate::package::{Overwrite, Package, PackageError, SaveOptions};
-use crate::passes::{Exactness, Pipeline, PipelineError, Report, RunOptions};
+use crate::passes::{Exactness, Pipeline, Report, RunOptions};
 
 /// Rewrite a package with passes
 #[derive(Debug, Args)]
@@ -67,16 +67,23 @@ struct Summary<'r> {
 
 impl Optimize {
     pub(super) fn execute(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        self.check_target()?;
         let pipeline = match &self.passes {
-            Some(text) => Pipeline::parse(text).map_err(usage)?,
+            Some(text) => Pipeline::parse(text).map_err(|e| Failure::Usage(e.to_string()))?,
             None => Pipeline::default(),
         };
+        self.check_report()?;
         let spinner = Spinner::new("opening");
         let mut package = self.opening.open(&self.package)?;
+        if let Some(name) = &self.function {
+            select(&package, Some(name))?;
+        }
+        if let Some(path) = self.target() {
+            package.check_target(path, &self.save_options())?;
+        }
         let original = self.verify.map(|_| package.program().clone());
         spinner.say("rewriting");
-        let rewrites = pipeline.run(package.program_mut(), &self.run_options()).map_err(usage)?;
+        let rewrites = pipeline.run(package.program_mut(), &self.run_options());
+        let rewrites = rewrites.map_err(|e| about(&self.package, e))?;
         spinner.say("verifying");
         let verification = match (&original, self.verify) {
             (Some(a), Some(steps)) => Some(self.compare(a, package.program(), steps, rewrites.exactness())?),
@@ -119,14 +126,10 @@ impl Optimize {
         }
     }
 
-    /// Refuses an output that exists before any work is done.
-    fn check_target(&self) -> Result<(), PackageError> {
-        match self.target() {
-            Some(path) if !self.in_place && !self.force && path.symlink_metadata().is_ok() => {
-                Err(PackageError::Exists(path.to_owned()))
-            }
-            _ => Ok(()),
-        }
+    fn check_report(&self) -> Result<(), Failure> {
+        let Some(report) = &self.report else { return Ok(()) };
+        check_distinct("--report", report, &[("PKG", Some(&self.package)), ("--output", self.output.as_deref())])?;
+        check_output(report)
     }
 
     fn run_options(&self) -> RunOptions {
@@ -146,17 +149,23 @@ impl Optimize {
             return Err(Failure::Failed(message.into()));
         }
         let options = equiv::Options { steps, ..equiv::Options::default() };
-        Ok(equiv::check(a, b, self.function.as_deref(), &options)?)
+        equiv::check(a, b, self.function.as_deref(), &options).map_err(|e| about(&self.package, e))
     }
 
-    fn save(&self, package: &Package, path: &Path) -> Result<(), crate::Error> {
-        let overwrite = match (self.force, self.in_place) {
+    fn save_options(&self) -> SaveOptions {
+        SaveOptions::overwrite(match (self.force, self.in_place) {
             (true, _) => Overwrite::Force,
             (false, true) => Overwrite::InPlace,
             (false, false) => Overwrite::Refuse,
-        };
-        let witness = crate::verify::structure(package.program())?;
-        Ok(package.save(path, witness, &SaveOptions::overwrite(overwrite))?)
+        })
+    }
+
+    fn save(&self, package: &Package, path: &Path) -> Result<(), Failure> {
+        let witness = crate::verify::structure(package.program()).map_err(|e| about(&self.package, e))?;
+        package.save(path, witness, &self.save_options()).map_err(|e| match e {
+            PackageError::Encode(e) => about(&self.package, e),
+            e => e.into(),
+        })
     }
 
     fn write_report(&self, summary: &Summary<'_>) -> Result<(), Failure> {
@@ -171,13 +180,5 @@ fn wanted(exactness: Exactness) -> equiv::Exactness {
     match exactness {
         Exactness::Bitwise => equiv::Exactness::Bitwise,
         _ => equiv::Exactness::Reassociated,
-    }
-}
-
-/// Passes and functions that do not exist are the caller's mistake.
-fn usage(e: PipelineError) -> Failure {
-    match e {
-        PipelineError::UnknownPass { .. } | PipelineError::UnknownFunction { .. } => Failure::Usage(e.to_string()),
-        e => e.into(),
     }
 }

@@ -32,7 +32,7 @@ impl Print {
         let package = self.opening.open(&self.package)?;
         let options = PrintOptions { full: self.full, elide_above: self.elide };
         let text = match &self.function {
-            Some(name) => options.function(select(package.program(), Some(name))?),
+            Some(name) => options.function(select(&package, Some(name))?),
             None => options.program(package.program()),
         };
         out.write_all(text.as_bytes())?;

@@ -1,14 +1,14 @@
 //! `milopt run`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
 use super::npz::{self, Npz};
 use super::progress::Spinner;
-use super::{Failure, Opening, note, select};
+use super::{Failure, Opening, about, check_distinct, check_output, note, select};
 use crate::interp::{Interpreter, Mode, Tensor, Values};
 use crate::ir::{DType, Function, Literal, LiteralData, NoWeights, TensorType, ValueId};
 
@@ -57,22 +57,24 @@ impl Run {
             Rounding::Storage => Mode::Storage,
             Rounding::Exact => Mode::Exact,
         };
+        self.check_outputs()?;
         let package = self.opening.open(&self.package)?;
-        let f = select(package.program(), self.function.as_deref())?;
-        let mut arrays = Arrays { npz: Npz::open(&self.inputs)?, used: BTreeSet::new() };
+        let f = select(&package, self.function.as_deref())?;
+        let mut arrays = Arrays { package: &self.package, npz: Npz::open(&self.inputs)?, used: BTreeSet::new() };
         let feeds = arrays.inputs(f, self.steps)?;
         let mut states = arrays.states(f)?;
         arrays.tell_unused();
-        let steps = if self.steps { common_steps(&feeds)? } else { 1 };
+        let steps = if self.steps { arrays.steps(&feeds)? } else { 1 };
 
-        let interpreter = Interpreter::new(f, mode)?;
+        let interpreter = Interpreter::new(f, mode).map_err(|e| about(&self.package, e))?;
         let spinner = Spinner::new("running");
         let mut outputs: BTreeMap<String, Vec<Literal>> = BTreeMap::new();
         for step in 0..steps {
             spinner.say(format!("step {} of {steps}", step + 1));
             let inputs = feeds.iter().map(|feed| Ok((feed.name.as_str().into(), feed.tensor(step)?)));
-            let inputs: Values = inputs.collect::<Result<_, Failure>>()?;
-            for (name, tensor) in interpreter.run(&inputs, &mut states)? {
+            let inputs = inputs.collect::<Result<Values, String>>().map_err(|e| about(&self.inputs, e))?;
+            let computed = interpreter.run(&inputs, &mut states).map_err(|e| about(&self.package, e))?;
+            for (name, tensor) in computed {
                 match array(&tensor, mode) {
                     Some(array) => outputs.entry(name.to_string()).or_default().push(array),
                     None if step == 0 => note(&format!("output `{name}` is no array and is left out")),
@@ -86,7 +88,8 @@ impl Run {
                 if self.steps { stack(&name, &steps)? } else { steps.into_iter().next().unwrap_or(Literal::int(0)) };
             Ok((name, array))
         });
-        npz::write(&self.outputs, &outputs.collect::<Result<_, Failure>>()?)?;
+        let outputs = outputs.collect::<Result<_, String>>().map_err(|e| about(&self.package, e))?;
+        npz::write(&self.outputs, &outputs)?;
         if let Some(path) = &self.states {
             let finals = states.iter().filter_map(|(name, t)| Some((format!("state_{name}"), array(t, mode)?)));
             npz::write(path, &finals.collect())?;
@@ -95,8 +98,21 @@ impl Run {
     }
 }
 
+impl Run {
+    fn check_outputs(&self) -> Result<(), Failure> {
+        let sources = [("PKG", Some(self.package.as_path())), ("--inputs", Some(self.inputs.as_path()))];
+        check_distinct("--outputs", &self.outputs, &sources)?;
+        check_output(&self.outputs)?;
+        let Some(states) = &self.states else { return Ok(()) };
+        check_distinct("--states", states, &sources)?;
+        check_distinct("--states", states, &[("--outputs", Some(&self.outputs))])?;
+        check_output(states)
+    }
+}
+
 /// The arrays of the input file, and which of them a feature took.
-struct Arrays {
+struct Arrays<'r> {
+    package: &'r Path,
     npz: Npz,
     used: BTreeSet<String>,
 }
@@ -104,6 +120,8 @@ struct Arrays {
 /// What one input gets: the elements of every step, one after the other.
 struct Feed {
     name: String,
+    /// The array's name.
+    array: String,
     /// Type that the function declares.
     dtype: DType,
     /// Type and shape of one step in the file.
@@ -113,18 +131,20 @@ struct Feed {
     bytes: Arc<[u8]>,
 }
 
-impl Arrays {
+impl Arrays<'_> {
     fn inputs(&mut self, f: &Function, stepped: bool) -> Result<Vec<Feed>, Failure> {
         let inputs = f.inputs().iter().filter(|&&v| f.ty(v).as_state().is_none());
         inputs
             .map(|&v| {
                 let name = f.value(v).name().as_str();
-                let ty = f.tensor(v).ok_or_else(|| failed(format!("input `{name}` is not a tensor of known rank")))?;
+                let ty = f
+                    .tensor(v)
+                    .ok_or_else(|| about(self.package, format!("input `{name}` is not a tensor of known rank")))?;
                 match self.feed(name, &[name.to_owned(), format!("in_{name}")], ty, stepped)? {
                     Some(feed) => Ok(feed),
-                    None => default_of(f, v, ty).ok_or_else(|| {
-                        failed(format!("{} has no array for input `{name}`", self.npz.path().display()))
-                    }),
+                    None => {
+                        default_of(f, v, ty).ok_or_else(|| self.wrong(format!("there is no array for input `{name}`")))
+                    }
                 }
             })
             .collect()
@@ -136,7 +156,7 @@ impl Arrays {
         for &v in f.inputs() {
             let (name, Some(ty)) = (f.value(v).name(), f.ty(v).as_state()) else { continue };
             if let Some(feed) = self.feed(name, &[format!("state_{name}")], ty, false)? {
-                states.insert(name.clone(), feed.tensor(0)?);
+                states.insert(name.clone(), feed.tensor(0).map_err(|e| self.wrong(e))?);
             }
         }
         Ok(states)
@@ -155,11 +175,11 @@ impl Arrays {
             let found = header.ty.known_shape().unwrap_or_default();
             let (steps, one) = match found.split_first() {
                 Some((&steps, rest)) if stepped => (Some(steps as usize), rest),
-                None if stepped => return Err(failed(format!("array `{candidate}` has no axis of steps"))),
+                None if stepped => return Err(self.wrong(format!("array `{candidate}` has no axis of steps"))),
                 _ => (None, &found[..]),
             };
             let shape = fit(one, ty).ok_or_else(|| {
-                failed(format!(
+                self.wrong(format!(
                     "array `{candidate}` of shape {found:?} does not fit {ty}{}",
                     match stepped {
                         true => " behind an axis of steps",
@@ -170,9 +190,27 @@ impl Arrays {
             let Some(Literal { data: LiteralData::Bytes(bytes), .. }) = self.npz.read(candidate)? else { continue };
             self.used.insert(candidate.clone());
             let ty_of_step = TensorType::fixed(header.ty.dtype, &shape);
-            return Ok(Some(Feed { name: name.into(), dtype: ty.dtype, ty: ty_of_step, steps, bytes }));
+            let array = candidate.clone();
+            return Ok(Some(Feed { name: name.into(), array, dtype: ty.dtype, ty: ty_of_step, steps, bytes }));
         }
         Ok(None)
+    }
+
+    /// The number of steps that all arrays agree on.
+    fn steps(&self, feeds: &[Feed]) -> Result<usize, Failure> {
+        let mut counts = feeds.iter().filter_map(|feed| Some((feed.array.as_str(), feed.steps?)));
+        let Some((first, steps)) = counts.next() else {
+            return Err(Failure::Usage("--steps needs an input array to count them by".into()));
+        };
+        match counts.find(|(_, n)| *n != steps) {
+            Some((other, n)) => Err(self.wrong(format!("array `{first}` has {steps} steps, `{other}` has {n}"))),
+            None if steps == 0 => Err(self.wrong(format!("array `{first}` has no steps"))),
+            None => Ok(steps),
+        }
+    }
+
+    fn wrong(&self, what: String) -> Failure {
+        about(self.npz.path(), what)
     }
 
     fn tell_unused(&self) {
@@ -184,14 +222,36 @@ impl Arrays {
 }
 
 impl Feed {
-    fn tensor(&self, step: usize) -> Result<Tensor, Failure> {
-        let wrong = || failed(format!("input `{}` cannot be made from {}", self.name, self.ty));
+    fn tensor(&self, step: usize) -> Result<Tensor, String> {
+        let wrong = || format!("array `{}` of {} cannot become {}", self.array, self.ty, self.dtype);
         let len = self.ty.byte_len().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)?;
         let start = self.steps.map_or(Some(0), |_| step.checked_mul(len)).ok_or_else(wrong)?;
         let bytes = self.bytes.get(start..).and_then(|b| b.get(..len)).ok_or_else(wrong)?;
-        let tensor = Tensor::from_literal(&Literal::bytes(self.ty.clone(), bytes), &NoWeights)?;
-        tensor.cast(self.dtype).ok_or_else(wrong)
+        let given = Tensor::from_literal(&Literal::bytes(self.ty.clone(), bytes), &NoWeights).map_err(|_| wrong())?;
+        let cast = given.cast(self.dtype).ok_or_else(wrong)?;
+        match misfit(&given, &cast) {
+            Some(value) => Err(format!("array `{}` holds {value}, which is no {}", self.array, self.dtype)),
+            None => Ok(cast),
+        }
     }
+}
+
+/// A number that an integer type did not hold, of those that were cast to it.
+fn misfit(given: &Tensor, cast: &Tensor) -> Option<String> {
+    let unsigned = |t: &Tensor| t.dtype() == DType::U64;
+    if !cast.dtype().is_int() {
+        return None;
+    }
+    if given.dtype().is_float() {
+        let fits = |x: f64, y: f64| x.trunc() == y && (y >= 0.0 || !unsigned(cast));
+        let mut pairs = given.to_f64s().into_iter().zip(cast.to_f64s());
+        return pairs.find(|&(x, y)| !fits(x, y)).map(|(x, _)| x.to_string());
+    }
+    // The sign bit of a uint64 is part of its value.
+    let fits = |x: i64, y: i64| x == y && (x >= 0 || unsigned(given) == unsigned(cast));
+    let mut pairs = given.to_i64s().into_iter().zip(cast.to_i64s());
+    let (x, _) = pairs.find(|&(x, y)| !fits(x, y))?;
+    Some(if unsigned(given) { (x as u64).to_string() } else { x.to_string() })
 }
 
 /// What an optional input takes when it is left out.
@@ -203,7 +263,7 @@ fn default_of(f: &Function, v: ValueId, ty: &TensorType) -> Option<Feed> {
     let ty_of_step = TensorType::fixed(DType::F64, &shape);
     let count = usize::try_from(ty_of_step.volume()?).ok().filter(|&n| n <= 1 << 26)?;
     let bytes = array.default?.to_le_bytes().repeat(count).into();
-    Some(Feed { name: name.to_string(), dtype: ty.dtype, ty: ty_of_step, steps: None, bytes })
+    Some(Feed { name: name.to_string(), array: name.to_string(), dtype: ty.dtype, ty: ty_of_step, steps: None, bytes })
 }
 
 /// `shape` as the type wants it, where [] and [1] are the same; `None` when it does not fit.
@@ -216,19 +276,6 @@ fn fit(shape: &[u64], ty: &TensorType) -> Option<Vec<u64>> {
     let fits =
         shape.len() == ty.rank() && shape.iter().zip(&ty.shape).all(|(n, d)| d.as_known().is_none_or(|k| k == *n));
     fits.then(|| shape.to_vec())
-}
-
-/// The number of steps that all arrays agree on.
-fn common_steps(feeds: &[Feed]) -> Result<usize, Failure> {
-    let mut counts = feeds.iter().filter_map(|feed| Some((feed.name.as_str(), feed.steps?)));
-    let Some((first, steps)) = counts.next() else {
-        return Err(Failure::Usage("--steps needs an input array to count them by".into()));
-    };
-    match counts.find(|(_, n)| *n != steps) {
-        Some((other, n)) => Err(failed(format!("`{first}` has {steps} steps, `{other}` has {n}"))),
-        None if steps == 0 => Err(failed(format!("`{first}` has no steps"))),
-        None => Ok(steps),
-    }
 }
 
 /// The tensor in a type that numpy has; `None` for strings.
@@ -244,21 +291,17 @@ fn array(tensor: &Tensor, mode: Mode) -> Option<Literal> {
 }
 
 /// The arrays of all steps behind an axis of steps.
-fn stack(name: &str, steps: &[Literal]) -> Result<Literal, Failure> {
-    let first = steps.first().and_then(|l| l.ty.as_tensor()).ok_or_else(|| failed("no steps".into()))?;
+fn stack(name: &str, steps: &[Literal]) -> Result<Literal, String> {
+    let first = steps.first().and_then(|l| l.ty.as_tensor()).ok_or("no steps")?;
     let mut bytes = Vec::new();
     for step in steps {
         match &step.data {
             LiteralData::Bytes(b) if step.ty.as_tensor() == Some(first) => bytes.extend_from_slice(b),
-            _ => return Err(failed(format!("output `{name}` has shapes that differ between steps"))),
+            _ => return Err(format!("output `{name}` has shapes that differ between steps")),
         }
     }
     let shape = std::iter::once((steps.len() as u64).into()).chain(first.shape.iter().cloned());
     Ok(Literal::bytes(TensorType::new(first.dtype, shape), bytes))
-}
-
-fn failed(message: String) -> Failure {
-    Failure::Failed(message.into())
 }
 
 #[cfg(test)]

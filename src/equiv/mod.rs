@@ -65,6 +65,9 @@ pub enum EquivError {
         /// The program that lacks it.
         program: Side,
     },
+    /// Neither program has a function.
+    #[error("could not compare: there are no functions")]
+    NoFunction,
     /// The two functions do not take or give the same.
     #[error("could not compare: {function}: {reason}")]
     Interface {
@@ -128,6 +131,9 @@ pub fn check(a: &Program, b: &Program, function: Option<&str>, options: &Options
         Some(name) => BTreeSet::from([name.into()]),
         None => a.functions().iter().chain(b.functions()).map(|f| f.name().clone()).collect(),
     };
+    if names.is_empty() {
+        return Err(EquivError::NoFunction);
+    }
     let find = |p, program, name: &Name| {
         Program::function(p, name).ok_or_else(|| EquivError::Function { function: name.clone(), program })
     };

@@ -55,6 +55,9 @@ pub enum Fault {
     /// The interpreter does not know the op.
     #[error("not interpreted")]
     NotInterpreted,
+    /// An op has a parameter or attribute that its opset does not define.
+    #[error("{0} is unknown in this opset")]
+    Foreign(String),
     /// A required parameter or input is absent.
     #[error("{0} is missing")]
     Missing(String),

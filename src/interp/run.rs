@@ -9,6 +9,7 @@ use super::error::{Fault, InterpError};
 use super::ops::{self, Kernel};
 use super::tensor::{Tensor, Values};
 use crate::ir::{BlockId, Def, Function, Id, LiteralId, OpId, Operand, TensorType, Use, ValueId, ValueType};
+use crate::opset;
 
 /// The most iterations of one `while_loop`.
 const MAX_ITERATIONS: usize = 1 << 20;
@@ -55,6 +56,8 @@ enum Action {
     Cond,
     While,
     Opaque,
+    /// Bound to something that the opset does not define for its kind.
+    Foreign(String),
 }
 
 /// What one run holds.
@@ -210,6 +213,7 @@ impl<'f> Interpreter<'f> {
         let results = match &step.action {
             Action::Skip => return Ok(()),
             Action::Opaque => return Err(located(Fault::NotInterpreted)),
+            Action::Foreign(what) => return Err(located(Fault::Foreign(what.clone()))),
             Action::Compute(kernel) => {
                 let dying = step.reuse.and_then(|reuse| frame.take(reuse));
                 self.compute(kernel, self.call(op, frame).with_dying(dying)).map_err(located)?
@@ -414,6 +418,9 @@ impl<'f> Interpreter<'f> {
 
     fn action(&self, op: OpId, constant: &mut [bool]) -> Action {
         let data = self.f.op(op);
+        if let Some(what) = self.foreign(op) {
+            return Action::Foreign(what);
+        }
         let depends = data.operands().iter().any(|o| matches!(o, Operand::Value(v) if !constant[v.index()]));
         let action = match data.kind().as_str() {
             "const" => Action::Skip,
@@ -437,6 +444,20 @@ impl<'f> Interpreter<'f> {
             data.results().iter().for_each(|v| constant[v.index()] = true);
         }
         action
+    }
+
+    /// A parameter or attribute that the opset does not define for the op's kind. Its meaning is unknown, and with it
+    /// that of the op.
+    fn foreign(&self, op: OpId) -> Option<String> {
+        let data = self.f.op(op);
+        let version = opset::row(data.kind())?.version(self.f.opset_version())?;
+        let param = data.params().map(|(name, _)| name).find(|name| version.param(name).is_none());
+        if let Some(name) = param {
+            return Some(format!("parameter `{name}`"));
+        }
+        let constant = data.kind() == "const" || data.kind().starts_with("constexpr_");
+        let known = |name: &str| name == "name" || (constant && version.param(name).is_some());
+        data.attributes().find(|(name, _)| !known(name)).map(|(name, _)| format!("attribute `{name}`"))
     }
 
     /// The position in `block` after which a value defined there is not read any more; `None` when the block returns

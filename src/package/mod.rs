@@ -17,6 +17,7 @@ mod describe;
 mod disk;
 mod encode;
 mod error;
+mod files;
 mod interface;
 mod manifest;
 mod save;
@@ -27,6 +28,8 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use files::open_file;
+
 pub use error::{DecodeError, EncodeError, PackageError};
 pub use save::{Overwrite, SaveOptions};
 
@@ -36,6 +39,7 @@ use std::sync::Arc;
 
 use crate::ir::{Program, Weights};
 use crate::verify::Verified;
+use files::read_file;
 use manifest::{MANIFEST, ManifestError};
 use source::ModelFile;
 use weights::{FileWeights, ModelPlace, inside};
@@ -108,7 +112,7 @@ impl OpenOptions {
                 return Err(PackageError::NotAPackage { path: path.to_owned(), reason });
             }
         };
-        let bytes = fs::read(&home.model).map_err(PackageError::io("read", &home.model))?;
+        let bytes = read_file(&home.model).map_err(PackageError::io("read", &home.model))?;
         let mut program = decode::decode(bytes.into(), home.weights.clone()).map_err(|e| match e {
             DecodeError::Kind(what) => PackageError::NotMlProgram { path: home.model.clone(), what },
             source => PackageError::Decode { path: home.model.clone(), source },
@@ -128,7 +132,7 @@ impl OpenOptions {
             }));
         }
         inside(path, &manifest, self.follow_symlinks)?;
-        let text = fs::read(&manifest).map_err(PackageError::io("read", &manifest))?;
+        let text = read_file(&manifest).map_err(PackageError::io("read", &manifest))?;
         let model = path.join(manifest::root_model(&text).map_err(|e| match e {
             ManifestError::Invalid(what) => not_a_package(what),
             ManifestError::Escapes(item) => PackageError::Escapes { path: item, package: path.to_owned() },
@@ -216,6 +220,14 @@ impl Package {
         let source = ModelFile::of(&self.program)?;
         let weights: Arc<dyn Weights> = self.home.as_ref()?.weights.clone();
         self.home.as_ref().filter(|_| Arc::ptr_eq(&weights, &source.weights))
+    }
+
+    /// Checks what [`Package::save`] asks of its path before it writes anything, to be told early.
+    ///
+    /// # Errors
+    /// [`PackageError`] when the path cannot be saved to.
+    pub fn check_target(&self, path: impl AsRef<Path>, options: &SaveOptions) -> Result<(), PackageError> {
+        save::admit(self, path.as_ref(), options).map(drop)
     }
 
     /// Saves the package: as a directory, or as a bare model file with its weights beside it when `path` ends in

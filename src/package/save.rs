@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,43 +40,63 @@ pub enum Overwrite {
     Refuse,
     /// Replace it, if it is the package that was opened.
     InPlace,
-    /// Replace it, if it is a package or, for a bare model file, files.
+    /// Replace it, if it is a package or, for a bare model file, a file. Weights beside a bare model are replaced if the
+    /// model that was there refers to them and no other model of the directory does.
     Force,
 }
 
 /// Saves a package through `disk`.
 pub(super) fn save(package: &Package, path: &Path, options: &SaveOptions, disk: &dyn Disk) -> Result<(), PackageError> {
+    let target = admit(package, path, options)?;
+    let encoded = encode(&package.program, package.home().is_some())?;
+    match target.is_bare() {
+        true => save_bare(package, &encoded, &target, options, disk),
+        false => save_package(package, &encoded, &target, disk),
+    }
+}
+
+/// The output path, if a package may be saved there.
+pub(super) fn admit(package: &Package, path: &Path, options: &SaveOptions) -> Result<Target, PackageError> {
     let home = package.home();
-    let encoded = encode(&package.program, home.is_some())?;
     let target = Target::new(path)?;
-    let bare = path.extension().is_some_and(|e| e == "mlmodel");
-    if let Some(home) = home {
+    if let Some(home) = home.filter(|h| h.is_package()) {
         let root = home.place.root.canonicalize().map_err(PackageError::io("find", &home.place.root))?;
-        if home.is_package() && target.parent.starts_with(&root) {
+        if target.parent.starts_with(&root) {
             return target.refuse("it lies in the package that is being saved");
         }
     }
-    match bare {
-        true => save_bare(package, &encoded, &target, options, disk),
-        false => save_package(package, &encoded, &target, options, disk),
+    if !target.is_bare() {
+        recover(&target.path);
+    }
+    target.check(options.overwrite, home)?;
+    match target.is_bare() {
+        _ if !target.exists() => Ok(target),
+        true if !target.path.is_file() => target.refuse("what is there is not a file"),
+        false if !target.path.join(MANIFEST).is_file() => target.refuse("what is there is not a package"),
+        _ => Ok(target),
     }
 }
 
 /// The output path: an existing, resolved directory and a name in it.
-struct Target {
+#[derive(Debug)]
+pub(super) struct Target {
+    /// As the caller spelled it.
+    given: PathBuf,
     path: PathBuf,
     parent: PathBuf,
     name: OsString,
 }
 
 impl Target {
-    fn new(path: &Path) -> Result<Target, PackageError> {
-        // A link to a package stays a link; what it leads to is replaced.
-        let path = match path.symlink_metadata() {
-            Ok(found) if found.is_symlink() => path.canonicalize().map_err(PackageError::io("follow", path))?,
-            _ => path.to_owned(),
+    fn new(given: &Path) -> Result<Target, PackageError> {
+        // A link to a package stays a link; what it leads to is replaced. `.` and `..` have names elsewhere.
+        let path = match given.symlink_metadata() {
+            Ok(found) if found.is_symlink() || given.file_name().is_none() => {
+                given.canonicalize().map_err(PackageError::io("follow", given))?
+            }
+            _ => given.to_owned(),
         };
-        let fail = |reason| PackageError::Target { path: path.clone(), reason };
+        let fail = |reason| PackageError::Target { path: given.to_owned(), reason };
         let name = path.file_name().ok_or_else(|| fail("it names no file"))?.to_owned();
         let parent = match path.parent() {
             Some(p) if p.as_os_str().is_empty() => Path::new("."),
@@ -84,11 +104,40 @@ impl Target {
             None => return Err(fail("it names no file")),
         };
         let parent = parent.canonicalize().map_err(PackageError::io("find", parent))?;
-        Ok(Target { path: parent.join(&name), parent, name })
+        if !parent.is_dir() {
+            return Err(fail("what it should lie in is not a directory"));
+        }
+        Ok(Target { given: given.to_owned(), path: parent.join(&name), parent, name })
+    }
+
+    /// Whether a bare model file is asked for.
+    fn is_bare(&self) -> bool {
+        self.given.extension().is_some_and(|e| e == "mlmodel")
     }
 
     fn refuse<T>(&self, reason: &'static str) -> Result<T, PackageError> {
-        Err(PackageError::Target { path: self.path.clone(), reason })
+        Err(PackageError::Target { path: self.given.clone(), reason })
+    }
+
+    /// Checks that the weight file `name` beside a bare model may be replaced: the model that is there refers to it, and
+    /// no other model of the directory does, as far as can be told.
+    fn check_weights(&self, name: &Path) -> Result<(), PackageError> {
+        let path = self.parent.join(name);
+        if self.is_sole_owner(name).map_err(PackageError::io("list", &self.parent))? && path.is_file() {
+            return Ok(());
+        }
+        Err(PackageError::Target { path, reason: "what is there may be the weights of another model" })
+    }
+
+    fn is_sole_owner(&self, name: &Path) -> io::Result<bool> {
+        for entry in fs::read_dir(&self.parent)? {
+            let model = entry?.path();
+            let other = model != self.path && model.extension().is_some_and(|e| e == "mlmodel");
+            if other && weights_of(&model).is_none_or(|weights| weights.contains(name)) {
+                return Ok(false);
+            }
+        }
+        Ok(weights_of(&self.path).is_some_and(|weights| weights.contains(name)))
     }
 
     fn exists(&self) -> bool {
@@ -110,8 +159,20 @@ impl Target {
             _ if !self.exists() => Ok(()),
             Overwrite::Force => Ok(()),
             Overwrite::InPlace if self.is_home(home) => Ok(()),
-            Overwrite::InPlace | Overwrite::Refuse => Err(PackageError::Exists(self.path.clone())),
+            Overwrite::InPlace | Overwrite::Refuse => Err(PackageError::Exists(self.given.clone())),
         }
+    }
+}
+
+/// The weight files that a bare model refers to, relative to it; `None` when the model cannot be read.
+fn weights_of(model: &Path) -> Option<BTreeSet<PathBuf>> {
+    match Package::open(model) {
+        Ok(package) => {
+            let names = weight_files(&package.program);
+            Some(names.iter().filter_map(|name| relative_path(name)).map(|p| p.components().collect()).collect())
+        }
+        Err(PackageError::NotMlProgram { .. }) => Some(BTreeSet::new()),
+        Err(_) => None,
     }
 }
 
@@ -144,21 +205,9 @@ impl Drop for Scratch {
     }
 }
 
-fn save_package(
-    package: &Package,
-    encoded: &Encoded,
-    target: &Target,
-    options: &SaveOptions,
-    disk: &dyn Disk,
-) -> Result<(), PackageError> {
-    recover(&target.path);
-    let home = package.home();
-    target.check(options.overwrite, home)?;
-    if target.exists() && !target.path.join(MANIFEST).is_file() {
-        return target.refuse("what is there is not a package");
-    }
+fn save_package(package: &Package, encoded: &Encoded, target: &Target, disk: &dyn Disk) -> Result<(), PackageError> {
     let scratch = Scratch::new(target, disk)?;
-    let model = match home {
+    let model = match package.home() {
         Some(home) if home.is_package() => {
             let model = home.relative_model()?;
             let copy =
@@ -275,30 +324,27 @@ fn save_bare(
     disk: &dyn Disk,
 ) -> Result<(), PackageError> {
     let home = package.home();
-    target.check(options.overwrite, home)?;
-    if target.path.is_dir() {
-        return target.refuse("what is there is a directory");
-    }
     let weights = target.parent.join("weights");
     let shared = home.is_some_and(|h| same(&h.place.model_dir, &target.parent));
     if options.overwrite == Overwrite::Refuse && !shared && weights.symlink_metadata().is_ok() {
         return Err(PackageError::Exists(weights));
     }
     let scratch = Scratch::new(target, disk)?;
-    let mut files = match shared {
-        true => Vec::new(),
-        false => write_weights(package, home, encoded, &scratch.path, disk)?,
-    };
+    let mut files = Vec::new();
+    for file in if shared { Vec::new() } else { write_weights(package, home, encoded, &scratch.path, disk)? } {
+        let to = target.parent.join(&file);
+        inside(&target.parent, to.parent().unwrap_or(&to), false)?;
+        if to.symlink_metadata().is_ok() {
+            if same_content(&scratch.path.join(&file), &to).map_err(PackageError::io("read", &to))? {
+                continue;
+            }
+            target.check_weights(&file)?;
+        }
+        files.push(file);
+    }
     let model = scratch.path.join(&target.name);
     disk.write(&model, &encoded.model).map_err(PackageError::io("write", &model))?;
     files.push(PathBuf::from(&target.name));
-    for file in &files {
-        let to = target.parent.join(file);
-        if options.overwrite == Overwrite::Refuse && to.symlink_metadata().is_ok() {
-            return Err(PackageError::Exists(to));
-        }
-        inside(&target.parent, to.parent().unwrap_or(&to), false)?;
-    }
     let mut moves = Moves { disk, done: Vec::new(), made: Vec::new() };
     for file in &files {
         let to = target.parent.join(file);
@@ -314,6 +360,23 @@ fn save_bare(
 
 fn same(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+/// Whether two paths are files that hold the same bytes.
+fn same_content(a: &Path, b: &Path) -> io::Result<bool> {
+    if !b.is_file() || fs::metadata(a)?.len() != fs::metadata(b)?.len() {
+        return Ok(false);
+    }
+    let (mut a, mut b) = (BufReader::new(File::open(a)?), BufReader::new(File::open(b)?));
+    loop {
+        let (x, y) = (a.fill_buf()?, b.fill_buf()?);
+        let n = x.len().min(y.len());
+        if n == 0 || x[..n] != y[..n] {
+            return Ok(x.is_empty() && y.is_empty());
+        }
+        a.consume(n);
+        b.consume(n);
+    }
 }
 
 /// Files moved into place; undone when dropped before [`Moves::keep`].

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::PackageError;
+use super::files::open_file;
 use crate::ir::{BlobRef, DType, LiteralError, TensorType, Weights};
 
 /// `BlobDataType` numbers.
@@ -105,7 +106,7 @@ impl FileWeights {
             return Ok(file.clone());
         }
         let path = self.place.resolve(name).map_err(|e| e.to_string())?;
-        let file = File::open(&path).map_err(|e| format!("cannot open {}: {e}", path.display()))?;
+        let file = open_file(&path).map_err(|e| format!("cannot open {}: {e}", path.display()))?;
         let mut header = [0; 8];
         read_at(&file, &mut header, 0).map_err(|e| format!("cannot read the header of {}: {e}", path.display()))?;
         match u32_at(&header, 4) {

@@ -44,7 +44,14 @@ impl Place {
 
     /// Runs the command.
     pub fn milopt(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_milopt")).current_dir(&self.0).args(args).output().unwrap()
+        self.command(args).output().unwrap()
+    }
+
+    /// The command, to be run.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_milopt"));
+        command.current_dir(&self.0).args(args);
+        command
     }
 
     /// Standard output of a command that must exit with `code`.

@@ -140,7 +140,7 @@ fn any_step_that_fails_leaves_the_target_as_it_was() {
             let dir = tempfile::tempdir().unwrap();
             let target = dir.path().join(file);
             if exists {
-                save(&Package::open(fixture("rep_stack")).unwrap(), &target, &options).unwrap();
+                save(&Package::open(fixture("mha")).unwrap(), &target, &options).unwrap();
             }
             let before = listing(dir.path());
             let mut steps = 0;
