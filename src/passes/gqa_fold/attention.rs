@@ -33,7 +33,7 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let heads = &key.heads;
     let (row, inner) = (axis + 1, axis + 2);
     let rows = heads.to_rows(attention.query, &query.shape, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
-    let back = heads.from_rows(result, &out.shape, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
+    let back = heads.rows_back(result, &out.shape, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
 
     let mut patch = Patch::before(op);
     let name = f.value(result).name().as_str();

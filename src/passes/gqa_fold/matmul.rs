@@ -115,7 +115,7 @@ impl<'c, 'f> Fold<'c, 'f> {
         let (row, inner) = if stored_by_row { (axis + 1, axis + 2) } else { (axis + 2, axis + 1) };
         let rows = heads.to_rows(self.other, other, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
         let (row, column) = if self.right { (axis + 1, axis + 2) } else { (axis + 2, axis + 1) };
-        let back = heads.from_rows(self.result, out, axis, row, column).ok_or(NoMatch::UNRELATED)?;
+        let back = heads.rows_back(self.result, out, axis, row, column).ok_or(NoMatch::UNRELATED)?;
         if [&rows, &back].iter().any(|s| spelling::cost(&s.steps) >= spelling::COMPUTED_RESHAPE_COST) {
             return Err(NoMatch::because("the rows and the keys both have a size that is not known"));
         }

@@ -700,10 +700,8 @@ fn follow(
                 continue;
             }
             let (mut once, mut to) = (layout.clone(), ty.shape.to_vec());
-            for i in axis..axis + pair.len() {
-                once.axes[i].clear();
-                to[i] = Dim::known(1);
-            }
+            once.axes[axis..axis + pair.len()].iter_mut().for_each(|a| a.clear());
+            to[axis..axis + pair.len()].fill(Dim::known(1));
             let from = f.tensor(layout.source).map(|t| &t.shape[..]);
             if let Some(steps) = from.and_then(|from| spelling::spell(from, &once, &to)) {
                 return Ok(Outside::Spelled(layout.source, steps));

@@ -62,7 +62,7 @@ impl Heads {
 
     /// The way back: `[…, kv_heads, group·rows, inner]` as the tensor `[…, heads, …]` of this shape with these row and
     /// inner axes. The shape is the one the steps start from.
-    pub(super) fn from_rows(&self, v: ValueId, out: &[Dim], axis: usize, row: usize, inner: usize) -> Option<Spelled> {
+    pub(super) fn rows_back(&self, v: ValueId, out: &[Dim], axis: usize, row: usize, inner: usize) -> Option<Spelled> {
         let rows = self.group.checked_mul(&out[row])?;
         let from = [&out[..axis], &[self.kv_heads.clone(), rows, out[inner].clone()]].concat();
         let flat = Layout::identity(v, &from)?;
