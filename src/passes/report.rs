@@ -148,6 +148,9 @@ impl fmt::Display for Report {
             let repeats = |t: &Traffic| format!("{} ({})", t.repeats.count, bytes(t.repeats.total()));
             row("repeated copies", repeats(&a.traffic), repeats(&b.traffic))?;
             row("bytes per run", bytes(a.traffic.total()), bytes(b.traffic.total()))?;
+            if a.traffic.unknown > 0 {
+                row("  values of unknown size", a.traffic.unknown.to_string(), b.traffic.unknown.to_string())?;
+            }
             for p in &f.passes {
                 writeln!(out, "  {}: {} done, {} declined", p.pass, p.fired.len(), p.declined.len())?;
             }
