@@ -642,3 +642,61 @@ fn what_tells_heads_of_a_group_apart_stays_behind_the_repeat() {
     assert_eq!(count(&after, "tile"), 1);
     assert!(declined(&report, "matmul `y`", "neither operand is a repeated view"), "{}", report.explain());
 }
+
+#[test]
+fn both_equations_of_einsum_are_folded_on_either_side() {
+    for (batch, axes, equation) in
+        [("1, ", 1, "bchw,bwhu->bchu"), ("3, ", 1, "nkhq,nqhc->nkhc"), ("", 0, "chw,whr->chr")]
+    {
+        for rows in [1u64, 5] {
+            for interleaved in [false, true] {
+                // Queries [rows, 8, 16] times keys [16, 8, 32], and the other way round.
+                for (once, many, x, y, out) in [
+                    ("[*16, 2, 32]", "[*16, 8, 32]", format!("[*{rows}, 8, 16]"), "r", format!("[*{rows}, 8, 32]")),
+                    ("[*32, 2, 16]", "[*32, 8, 16]", format!("[*16, 8, {rows}]"), "q", format!("[*32, 8, {rows}]")),
+                ] {
+                    let full = |s: &str| s.replace('*', batch);
+                    let repeat = match interleaved {
+                        true => {
+                            let mut reps = vec![1; 3 + axes];
+                            reps[1 + axes] = 4;
+                            format!("tensor<fp16, {}> r = tile(x = keys, reps = {reps:?});", full(many))
+                        }
+                        false => format!(
+                            "tensor<fp16, {}> r = gather(x = keys, indices = [0, 0, 0, 0, 1, 1, 1, 1], axis = {}, batch_dims = 0);",
+                            full(many),
+                            1 + axes
+                        ),
+                    };
+                    let values = if y == "r" { "q, r" } else { "r, q" };
+                    let body = format!(
+                        "{repeat}
+                         tensor<fp16, {}> y = einsum(values = ({values}), equation = \"{equation}\");",
+                        full(&out)
+                    );
+                    let signature = format!("tensor<fp16, {}> q, tensor<fp16, {}> keys", full(&x), full(once));
+                    let (after, report) = optimize(&program(&signature, &body, "y"), DEFAULT);
+                    let copies = count(&after, "tile") + count(&after, "gather");
+                    assert_eq!(copies, 0, "{body}\n{}", report.explain());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gathers_of_other_kinds_are_read_too() {
+    let signature = "tensor<fp16, [8, 3, 4]> query, tensor<fp16, [2, 6, 4]> keys";
+    let along: Vec<u64> = (0..8 * 6 * 4).map(|i| i / (4 * 6 * 4)).collect();
+    for gather in [
+        "gather_nd(x = keys, indices = tensor<int32, [8, 1]>([0, 0, 0, 0, 1, 1, 1, 1]), batch_dims = 0)".to_string(),
+        format!("gather_along_axis(x = keys, indices = tensor<int32, [8, 6, 4]>({along:?}), axis = 0)"),
+    ] {
+        let body = format!(
+            "tensor<fp16, [8, 6, 4]> k = {gather};
+             tensor<fp16, [8, 3, 6]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);"
+        );
+        let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);
+        assert_eq!(count(&after, "gather_nd") + count(&after, "gather_along_axis"), 0, "{}", report.explain());
+    }
+}

@@ -12,7 +12,7 @@
 //! | tile | prepends `(reps, 0)` |
 //! | concat, stack of views of one source | the operands' offsets are refitted to digits |
 //! | slice_by_index, slice_by_size, split, reverse with static bounds | offset, extents, signs |
-//! | gather with constant indices | the index list is refitted to digits |
+//! | gather, gather_along_axis, gather_nd with constant indices | the index list is refitted to digits |
 //! | mul by ones | `(n, 0)` on widened axes |
 //! | anything else | the value is its own source |
 
@@ -23,11 +23,14 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::ir::{DType, Def, Dim, Function, LiteralData, OpId, Operand, Shape, ValueId};
+use crate::ir::{DType, Def, Dim, Function, LiteralData, OpId, Operand, ValueId};
 use crate::opset::views::{self, AxisSlice};
 
-/// Longest index list that is tried for a fit, and longest chain of views that is followed.
+/// Longest index list that is tried for a fit.
 const MAX_INDEX_LIST: usize = 65_536;
+/// Largest constant of indices that is read.
+const MAX_INDEX_BYTES: u64 = 65_536;
+/// Longest chain of views that is followed.
 const MAX_CHAIN: usize = 64;
 
 /// A signed stride in elements of the source. Zero means repetition.
@@ -523,7 +526,7 @@ fn view_operands(f: &Function, op: OpId) -> SmallVec<[ValueId; 4]> {
     let all = |bindings: &[Operand]| bindings.iter().map(Operand::as_value).collect::<Option<_>>().unwrap_or_default();
     match &**data.kind() {
         "reshape" | "expand_dims" | "squeeze" | "flatten2d" | "identity" | "transpose" | "tile" | "slice_by_index"
-        | "slice_by_size" | "split" | "reverse" | "gather" => all(data.param("x")),
+        | "slice_by_size" | "split" | "reverse" | "gather" | "gather_nd" | "gather_along_axis" => all(data.param("x")),
         "cast" => match (data.value("x"), data.results()) {
             (Some(x), [y]) if f.ty(x) == f.ty(*y) => smallvec![x],
             _ => SmallVec::new(),
@@ -631,32 +634,57 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
                 l.slice(axis, i64::try_from(n).ok()?.checked_sub(1)?, -1, n)
             })
         }
-        "gather" => {
+        "gather_nd" => {
+            // Coordinates of one number are indices into the first axis.
             let indices = f.op(op).param("indices").first()?;
-            let values = f.operand_ints(indices)?;
-            // From CoreML7 on, indices that count from the end are out of range.
-            if f.opset_version() >= 7 && values.iter().any(|&i| i < 0) {
+            let values = static_indices(f, indices)?;
+            let dims = &f.operand_type(indices).as_tensor()?.shape;
+            let (last, lead) = dims.split_last()?;
+            if !last.is_one() || f.int(op, "batch_dims").unwrap_or(0) != 0 {
                 return None;
             }
-            let rank = f.operand_type(indices).as_tensor()?.rank();
+            spread(x.gather(0, &values)?, 0, lead)
+        }
+        "gather_along_axis" => {
+            let indices = f.op(op).param("indices").first()?;
+            let values = static_indices(f, indices)?;
+            let sizes = f.operand_type(indices).as_tensor()?.known_shape()?;
+            let axis = normalise(f.int(op, "axis").unwrap_or(0), sizes.len())?;
+            let inner: usize = usize::try_from(sizes[axis + 1..].iter().product::<u64>()).ok()?;
+            let n = usize::try_from(sizes[axis]).ok()?;
+            // One index for each position of the axis, whatever the others are.
+            let along: Vec<i64> = (0..n).map(|i| values.get(i * inner).copied()).collect::<Option<_>>()?;
+            let alike = values.iter().enumerate().all(|(i, v)| *v == along[i / inner % n]);
+            let same = (0..sizes.len()).all(|i| i == axis || x.extent(i) == Some(Dim::known(sizes[i])));
+            if alike && same { x.gather(axis, &along) } else { None }
+        }
+        "gather" => {
+            let indices = f.op(op).param("indices").first()?;
+            let values = static_indices(f, indices)?;
             if f.int(op, "batch_dims").unwrap_or(0) != 0 {
                 return None;
             }
             let axis = normalise(f.int(op, "axis").unwrap_or(0), x.axes.len())?;
-            let flat = x.gather(axis, &values)?;
-            let digits = flat.axes[axis].to_vec();
-            let mut out = flat;
-            let dims: Shape = f.operand_type(indices).as_tensor()?.shape.clone();
-            let new = regroup(digits, &dims)?;
-            debug_assert_eq!(new.len(), rank);
-            out.axes.remove(axis);
-            for (i, a) in new.into_iter().enumerate() {
-                out.axes.insert(axis + i, a);
-            }
-            Some(out)
+            spread(x.gather(axis, &values)?, axis, &f.operand_type(indices).as_tensor()?.shape)
         }
         _ => None,
     }
+}
+
+/// Constant indices; from CoreML7 on, those that count from the end are out of range.
+fn static_indices(f: &Function, indices: &Operand) -> Option<Vec<i64>> {
+    f.operand_type(indices).as_tensor()?.byte_len().filter(|&n| n <= MAX_INDEX_BYTES)?;
+    let values = f.operand_ints(indices)?;
+    (f.opset_version() < 7 || values.iter().all(|&i| i >= 0)).then_some(values)
+}
+
+/// One axis of a layout as several of these sizes.
+fn spread(mut layout: Layout, axis: usize, sizes: &[Dim]) -> Option<Layout> {
+    let new = regroup(layout.axes.remove(axis).to_vec(), sizes)?;
+    for (i, a) in new.into_iter().enumerate() {
+        layout.axes.insert(axis + i, a);
+    }
+    Some(layout)
 }
 
 /// Whether a slice takes the whole of an axis of size `dim`, in order.

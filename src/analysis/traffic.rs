@@ -10,6 +10,7 @@
 //! counts once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use serde::Serialize;
 
@@ -195,19 +196,22 @@ fn viewed(f: &Function, mut v: ValueId) -> ValueId {
     v
 }
 
-/// Operands of an op whose repetition along a batch axis is waste: their value and the number of batch axes.
-pub fn batched_operands(f: &Function, op: OpId) -> Vec<(ValueId, usize)> {
-    let names: &[&str] = match &**f.op(op).kind() {
-        "matmul" => &["x", "y"],
-        "scaled_dot_product_attention" => &["key", "value"],
-        _ => &[],
+/// Operands of an op whose repetition along a batch axis is waste, with those axes: the leading ones of `matmul` and of an
+/// attention's key and value, the heads of `einsum`.
+pub fn batched_operands(f: &Function, op: OpId) -> Vec<(ValueId, Range<usize>)> {
+    let data = f.op(op);
+    let named = |names: &[&str]| names.iter().filter_map(|p| data.value(p)).collect::<Vec<ValueId>>();
+    let values = match &**data.kind() {
+        "matmul" => named(&["x", "y"]),
+        "scaled_dot_product_attention" => named(&["key", "value"]),
+        "einsum" => data.param("values").iter().filter_map(|o| o.as_value()).collect(),
+        _ => return Vec::new(),
     };
-    names
-        .iter()
-        .filter_map(|p| f.op(op).value(p))
-        .filter_map(|v| Some((v, f.tensor(v)?.rank().checked_sub(2)?)))
-        .filter(|&(_, batch)| batch > 0)
-        .collect()
+    let axes = |v: ValueId| {
+        let batch = f.tensor(v)?.rank().checked_sub(2)?;
+        Some((v, if data.kind() == "einsum" { batch..batch + 1 } else { 0..batch }))
+    };
+    values.into_iter().filter_map(axes).filter(|(_, axes)| !axes.is_empty()).collect()
 }
 
 fn repeats(f: &Function) -> Repeats {
@@ -216,7 +220,7 @@ fn repeats(f: &Function) -> Repeats {
     for op in f.all_ops() {
         for (v, batch) in batched_operands(f, op) {
             let all = layouts.of(v);
-            let repeats = |l: &&Layout| l.axes[..batch].iter().flatten().any(Digit::repeats);
+            let repeats = |l: &&Layout| l.axes[batch.clone()].iter().flatten().any(Digit::repeats);
             let Some(source) = all.iter().rfind(repeats).map(|l| l.source) else { continue };
             // Every value between the operand and the value it repeats that is itself a repetition.
             for l in all.iter().take_while(|l| l.source != source) {

@@ -26,7 +26,8 @@
 //! * **batch axes**: `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, for batch 1; interleaved heads the other way
 //!   round. Views only, whatever is known of the sizes.
 //!
-//! `scaled_dot_product_attention` folds by rows, keys and values together. An op between the repeat and its consumer that
+//! `scaled_dot_product_attention` folds by rows, keys and values together; the two `einsum` equations that MIL knows move
+//! the group into the other operand's own axis. An op between the repeat and its consumer that
 //! treats all heads of a group alike (RoPE, a scale, a cast) is done before the repeat. Afterwards the reshapes sink towards the next
 //! matmul, and the query's is hoisted into its projection (see `gqa_fold/regroup.rs`).
 //!
@@ -37,6 +38,7 @@
 
 mod attention;
 mod commute;
+mod einsum;
 mod matmul;
 mod regroup;
 mod shared;
@@ -95,6 +97,7 @@ impl Rule for FoldRule {
         let answer = match &**cx.f.op(op).kind() {
             "matmul" => matmul::fold(cx, op, self.lowering),
             "scaled_dot_product_attention" => attention::fold(cx, op),
+            "einsum" => einsum::fold(cx, op),
             "shape" => shape_of_copies(cx, op),
             "tile" => Err(unconsumed(cx, op)),
             _ => commute::sink_repeat(cx, op),
@@ -150,7 +153,7 @@ fn unconsumed(cx: &Context<'_>, op: OpId) -> NoMatch {
     while at < reached.len() {
         for user in f.users(reached[at]) {
             match &**f.op(user).kind() {
-                "matmul" | "scaled_dot_product_attention" => return NoMatch::UNRELATED,
+                "matmul" | "scaled_dot_product_attention" | "einsum" => return NoMatch::UNRELATED,
                 _ => {
                     for &r in f.op(user).results() {
                         if !reached.contains(&r) && cx.layouts.over(r, out).is_some() {

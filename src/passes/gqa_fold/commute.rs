@@ -168,7 +168,7 @@ fn lands_in_products(f: &Function, v: ValueId) -> bool {
         }
         for u in f.value(v).uses() {
             let Some(user) = u.op() else { return false };
-            if batched_operands(f, user).iter().any(|&(w, _)| w == v) {
+            if batched_operands(f, user).iter().any(|(w, _)| *w == v) {
                 continue;
             }
             let kind = f.op(user).kind().as_str();

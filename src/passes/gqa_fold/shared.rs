@@ -4,7 +4,7 @@ use crate::analysis::layout::{Axis, Digit, Layout};
 use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling::{self, Order, Step};
 use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
-use crate::ir::{Dim, Function, OpId, TensorType, ValueId};
+use crate::ir::{Dim, Function, Id, OpId, TensorType, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Context, NoMatch, Patch, Ref, loss};
 
@@ -43,18 +43,59 @@ impl Heads {
         }
     }
 
+    /// The head axis of a layout as KV heads and groups.
+    fn split(&self, axis: &[Digit]) -> Option<(Axis, Axis)> {
+        let heads =
+            Layout { source: ValueId::new(0), offset: 0, axes: [axis.iter().cloned().collect()].into_iter().collect() };
+        let split = heads.reshape(&self.pair(&self.kv_heads, &self.group))?;
+        let (first, second) = (split.axes[0].clone(), split.axes[1].clone());
+        Some(if self.order == Order::Grouped { (first, second) } else { (second, first) })
+    }
+
+    /// KV heads and groups as one head axis.
+    fn join(&self, kv_heads: Axis, group: Axis) -> Axis {
+        let (first, second) = if self.order == Order::Grouped { (kv_heads, group) } else { (group, kv_heads) };
+        first.into_iter().chain(second).collect()
+    }
+
+    /// A tensor with its groups moved from the head axis to the front of another axis.
+    pub(super) fn moved(&self, v: ValueId, shape: &[Dim], axis: usize, into: usize) -> Option<Spelled> {
+        let mut layout = Layout::identity(v, shape)?;
+        let (kv_heads, group) = self.split(&layout.axes[axis])?;
+        layout.axes[axis] = kv_heads;
+        layout.axes[into] = group.into_iter().chain(layout.axes[into].iter().cloned()).collect();
+        let to = self.moved_shape(shape, axis, into)?;
+        Some(Spelled { steps: spelling::spell(shape, &layout, &to)?, shape: to })
+    }
+
+    /// The way back to a tensor of shape `out`; the shape is the one the steps start from.
+    pub(super) fn moved_back(&self, v: ValueId, out: &[Dim], axis: usize, into: usize) -> Option<Spelled> {
+        let from = self.moved_shape(out, axis, into)?;
+        let mut layout = Layout::identity(v, &from)?;
+        let mut wide = layout.clone();
+        wide.axes = [layout.axes[into].clone()].into_iter().collect();
+        let wide = wide.reshape(&[self.group.clone(), out[into].clone()])?;
+        layout.axes[axis] = self.join(layout.axes[axis].clone(), wide.axes[0].clone());
+        layout.axes[into] = wide.axes[1].clone();
+        Some(Spelled { steps: spelling::spell(&from, &layout, out)?, shape: from })
+    }
+
+    fn moved_shape(&self, shape: &[Dim], axis: usize, into: usize) -> Option<Vec<Dim>> {
+        let mut to = shape.to_vec();
+        to[axis] = self.kv_heads.clone();
+        to[into] = self.group.checked_mul(&shape[into])?;
+        Some(to)
+    }
+
     /// A tensor `[…, heads, …]` whose matrices have these row and inner axes as `[…, kv_heads, group·rows, inner]`.
     pub(super) fn to_rows(&self, v: ValueId, shape: &[Dim], axis: usize, row: usize, inner: usize) -> Option<Spelled> {
         let own = Layout::identity(v, shape)?;
-        let mut heads = own.clone();
-        heads.axes = [own.axes[axis].clone()].into_iter().collect();
-        let split = heads.reshape(&self.pair(&self.kv_heads, &self.group))?;
-        let (first, second) = (split.axes[0].clone(), split.axes[1].clone());
-        let (kv, group) = if self.order == Order::Grouped { (first, second) } else { (second, first) };
         let mut layout = own.clone();
-        layout.axes[axis] = kv;
-        layout.axes[axis + 1] = group.into_iter().chain(own.axes[row].iter().cloned()).collect();
+        layout.axes[axis + 1] = own.axes[row].clone();
         layout.axes[axis + 2] = own.axes[inner].clone();
+        let (kv_heads, group) = self.split(&own.axes[axis])?;
+        layout.axes[axis] = kv_heads;
+        layout.axes[axis + 1] = group.into_iter().chain(layout.axes[axis + 1].iter().cloned()).collect();
         let rows = self.group.checked_mul(&shape[row])?;
         let to = [&shape[..axis], &[self.kv_heads.clone(), rows, shape[inner].clone()]].concat();
         Some(Spelled { steps: spelling::spell(shape, &layout, &to)?, shape: to })
@@ -68,12 +109,10 @@ impl Heads {
         let flat = Layout::identity(v, &from)?;
         let wide = [self.kv_heads.clone(), self.group.clone(), out[row].clone(), out[inner].clone()];
         let wide = flat.reshape(&[&out[..axis], &wide].concat())?;
-        let at = |i: usize| wide.axes[axis + i].clone();
-        let (first, second) = if self.order == Order::Grouped { (at(0), at(1)) } else { (at(1), at(0)) };
         let mut layout = flat;
-        layout.axes[axis] = first.into_iter().chain(second).collect::<Axis>();
-        layout.axes[row] = at(2);
-        layout.axes[inner] = at(3);
+        layout.axes[axis] = self.join(wide.axes[axis].clone(), wide.axes[axis + 1].clone());
+        layout.axes[row] = wide.axes[axis + 2].clone();
+        layout.axes[inner] = wide.axes[axis + 3].clone();
         Some(Spelled { steps: spelling::spell(&from, &layout, out)?, shape: from })
     }
 }
