@@ -95,7 +95,10 @@ fn an_op_without_a_row_keeps_its_bytes_and_cannot_be_verified() {
     let path = place.package("a.mlpackage", &text::print_program(&program(INPUTS, &body, "strange")));
     let before = listing(place.root());
     let complaint = place.complains(1, &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--verify", "1"]);
-    assert!(complaint.starts_with("error: could not compare: ") && complaint.contains("custom_thing"), "{complaint}");
+    assert!(
+        complaint.starts_with("error: a.mlpackage: could not compare: ") && complaint.contains("custom_thing"),
+        "{complaint}"
+    );
     assert_eq!(complaint.lines().count(), 1, "{complaint}");
     assert!(listing(place.root()) == before, "nothing is written");
 

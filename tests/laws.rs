@@ -208,26 +208,26 @@ enum Spelling {
     CopiesFirst,
 }
 
-/// `name` = `keys` [b, h, p, q] with its heads repeated.
-fn repeat(spelling: Spelling, g: u64, [b, h, p, q]: [u64; 4]) -> String {
+/// The value `to`: `from` [b, h, p, q] with its heads repeated.
+fn repeat(spelling: Spelling, g: u64, [b, h, p, q]: [u64; 4], from: &str, to: &str) -> String {
     let t = |shape: &[u64]| ty("fp16", shape);
-    let to = t(&[b, h * g, p, q]);
+    let out = t(&[b, h * g, p, q]);
     match spelling {
         Spelling::Expand => format!(
-            "{} r0 = expand_dims(x = keys, axes = [2]);
-             {} r1 = tile(x = r0, reps = [1, 1, {g}, 1, 1]);
-             {to} r = reshape(x = r1, shape = [{b}, {}, {p}, -1]);",
+            "{} {to}0 = expand_dims(x = {from}, axes = [2]);
+             {} {to}1 = tile(x = {to}0, reps = [1, 1, {g}, 1, 1]);
+             {out} {to} = reshape(x = {to}1, shape = [{b}, {}, {p}, -1]);",
             t(&[b, h, 1, p, q]),
             t(&[b, h, g, p, q]),
             h * g,
         ),
         Spelling::Interleave => format!(
-            "{} r0 = transpose(x = keys, perm = [1, 0, 2, 3]);
-             {} r1 = tile(x = r0, reps = [{g}, 1, 1, 1]);
-             {} r2 = reshape(x = r1, shape = [{g}, {h}, {b}, {p}, {q}]);
-             {} r3 = transpose(x = r2, perm = [1, 0, 2, 3, 4]);
-             {} r4 = reshape(x = r3, shape = [-1, {b}, {p}, {q}]);
-             {to} r = transpose(x = r4, perm = [1, 0, -2, -1]);",
+            "{} {to}0 = transpose(x = {from}, perm = [1, 0, 2, 3]);
+             {} {to}1 = tile(x = {to}0, reps = [{g}, 1, 1, 1]);
+             {} {to}2 = reshape(x = {to}1, shape = [{g}, {h}, {b}, {p}, {q}]);
+             {} {to}3 = transpose(x = {to}2, perm = [1, 0, 2, 3, 4]);
+             {} {to}4 = reshape(x = {to}3, shape = [-1, {b}, {p}, {q}]);
+             {out} {to} = transpose(x = {to}4, perm = [1, 0, -2, -1]);",
             t(&[h, b, p, q]),
             t(&[g * h, b, p, q]),
             t(&[g, h, b, p, q]),
@@ -235,21 +235,21 @@ fn repeat(spelling: Spelling, g: u64, [b, h, p, q]: [u64; 4]) -> String {
             t(&[h * g, b, p, q]),
         ),
         Spelling::Stack => format!(
-            "{} r0 = stack(values = ({}), axis = 2);
-             {to} r = reshape(x = r0, shape = [{b}, {}, {p}, {q}]);",
+            "{} {to}0 = stack(values = ({}), axis = 2);
+             {out} {to} = reshape(x = {to}0, shape = [{b}, {}, {p}, {q}]);",
             t(&[b, h, g, p, q]),
-            vec!["keys"; g as usize].join(", "),
+            vec![from; g as usize].join(", "),
             h * g,
         ),
         Spelling::Gather => {
             let indices: Vec<u64> = (0..h * g).map(|i| i / g).collect();
-            format!("{to} r = gather(x = keys, indices = {indices:?}, axis = 1, batch_dims = 0);")
+            format!("{out} {to} = gather(x = {from}, indices = {indices:?}, axis = 1, batch_dims = 0);")
         }
-        Spelling::HeadTile => format!("{to} r = tile(x = keys, reps = [1, {g}, 1, 1]);"),
+        Spelling::HeadTile => format!("{out} {to} = tile(x = {from}, reps = [1, {g}, 1, 1]);"),
         Spelling::CopiesFirst => format!(
-            "{} r0 = expand_dims(x = keys, axes = [1]);
-             {} r1 = tile(x = r0, reps = [1, {g}, 1, 1, 1]);
-             {to} r = reshape(x = r1, shape = [{b}, {}, {p}, {q}]);",
+            "{} {to}0 = expand_dims(x = {from}, axes = [1]);
+             {} {to}1 = tile(x = {to}0, reps = [1, {g}, 1, 1, 1]);
+             {out} {to} = reshape(x = {to}1, shape = [{b}, {}, {p}, {q}]);",
             t(&[b, 1, h, p, q]),
             t(&[b, g, h, p, q]),
             h * g,
@@ -278,7 +278,7 @@ proptest! {
         let (x, y) = if left { ("r", "query") } else { ("query", "r") };
         let body = format!(
             "{}\n{} out = matmul(x = {x}, y = {y}, transpose_x = {transpose_x}, transpose_y = {transpose_y});",
-            repeat(spelling, g, [b, h, p, q]),
+            repeat(spelling, g, [b, h, p, q], "keys", "r"),
             ty("fp16", &[b, h * g, m, n]),
         );
         let before = program(&signature, &body, "out");
@@ -289,5 +289,140 @@ proptest! {
             let copies = count(&after, "tile") + count(&after, "stack") + count(&after, "gather");
             prop_assert_eq!(copies, 0, "{}\n{}", body, report.explain());
         }
+    }
+}
+
+/// What stands between the two products.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Middle {
+    Softmax,
+    Softcap,
+    Sinks,
+    Manual,
+    Where,
+    Alibi,
+    SinglePrecision,
+    OverHeads,
+    Fused,
+}
+
+/// The shape of the mask, against `[b, h, m, n]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum MaskShape {
+    Rows,
+    OneRow,
+    Heads,
+    Matrix,
+}
+
+/// `p` from the scores `s` [b, h, m, n] and `mask`.
+fn middle(kind: Middle, [b, h, m, n]: [u64; 4]) -> String {
+    let (t, wide) = (ty("fp16", &[b, h, m, n]), ty("fp16", &[b, h, m, n + 1]));
+    let column = ty("fp16", &[b, h, m, 1]);
+    let numbers = |count: u64| (0..count).map(|i| format!("{}.5", i % 7)).collect::<Vec<_>>().join(", ");
+    let softmax = |x: &str| format!("{t} p = softmax(x = {x}, axis = -1);");
+    let added = format!("{t} scaled = mul(x = s, y = fp16(0.25)); {t} a = add(x = scaled, y = mask);");
+    match kind {
+        Middle::Softmax | Middle::Fused => added + &softmax("a"),
+        Middle::Softcap => {
+            format!(
+                "{t} c0 = mul(x = s, y = fp16(0.1)); {t} c1 = tanh(x = c0); {t} c2 = mul(x = c1, y = fp16(10.0));
+             {t} a = add(x = c2, y = mask);"
+            ) + &softmax("a")
+        }
+        Middle::Sinks => {
+            added
+                + &format!(
+                    "{column} sink = const(val = {column}([{}]));
+                     {wide} j = concat(values = (a, sink), axis = 3, interleave = false);
+                     {wide} w = softmax(x = j, axis = -1);
+                     {t} p = slice_by_index(x = w, begin = [0, 0, 0, 0], end = [{b}, {h}, {m}, {n}],
+                         end_mask = [true, true, true, false]);",
+                    numbers(b * h * m)
+                )
+        }
+        Middle::Manual => {
+            added
+                + &format!(
+                    "{column} top = reduce_max(x = a, axes = [-1], keep_dims = true);
+                     {t} low = sub(x = a, y = top); {t} e = exp(x = low);
+                     {column} sum = reduce_sum(x = e, axes = [-1], keep_dims = true);
+                     {t} p = real_div(x = e, y = sum);"
+                )
+        }
+        Middle::Where => {
+            let open = ty("bool", &[b, h, m, n]);
+            format!(
+                "{t} zero = mul(x = s, y = fp16(0.0)); {t} spread = add(x = zero, y = mask);
+                 {open} open = greater(x = spread, y = fp16(-1.0));
+                 {t} a = select(cond = open, a = s, b = spread);"
+            ) + &softmax("a")
+        }
+        Middle::Alibi => {
+            let slopes = ty("fp16", &[1, h, 1, n]);
+            added
+                + &format!(
+                    "{slopes} slope = const(val = {slopes}([{}])); {t} biased = add(x = a, y = slope);",
+                    numbers(h * n)
+                )
+                + &softmax("biased")
+        }
+        Middle::SinglePrecision => {
+            let single = ty("fp32", &[b, h, m, n]);
+            added
+                + &format!(
+                    "{single} f = cast(x = a, dtype = \"fp32\"); {single} g = softmax(x = f, axis = -1);
+                     {t} p = cast(x = g, dtype = \"fp16\");"
+                )
+        }
+        Middle::OverHeads => added + &format!("{t} p = softmax(x = a, axis = 1);"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Whole attention blocks keep every bit, and no copy is left.
+    #[test]
+    fn attention_is_folded_exactly(
+        [b, h, g, m, n, d] in [1u64..3, 1u64..4, 2u64..5, 1u64..5, 1u64..12, 1u64..20],
+        orders in prop::sample::select(vec![
+            [Spelling::Expand, Spelling::Expand], [Spelling::Interleave, Spelling::Expand],
+            [Spelling::Stack, Spelling::Gather], [Spelling::Gather, Spelling::Interleave],
+            [Spelling::HeadTile, Spelling::CopiesFirst],
+        ]),
+        kind in prop::sample::select(vec![
+            Middle::Softmax, Middle::Softcap, Middle::Sinks, Middle::Manual, Middle::Where, Middle::Alibi,
+            Middle::SinglePrecision, Middle::OverHeads, Middle::Fused,
+        ]),
+        mask in prop::sample::select(vec![MaskShape::Rows, MaskShape::OneRow, MaskShape::Heads, MaskShape::Matrix]),
+    ) {
+        let heads = h * g;
+        let mask = match mask {
+            MaskShape::Rows => vec![b, 1, m, n],
+            MaskShape::OneRow => vec![1, 1, 1, n],
+            MaskShape::Heads => vec![1, heads, m, n],
+            MaskShape::Matrix => vec![m, n],
+        };
+        let signature = format!(
+            "{} query, {} k_once, {} v_once, {} mask",
+            ty("fp16", &[b, heads, m, d]), ty("fp16", &[b, h, n, d]), ty("fp16", &[b, h, n, d]), ty("fp16", &mask),
+        );
+        let copies = |spelling, from, to| repeat(spelling, g, [b, h, n, d], from, to);
+        let out = ty("fp16", &[b, heads, m, d]);
+        let body = copies(orders[0], "k_once", "k") + &copies(orders[1], "v_once", "v") + &match kind {
+            Middle::Fused => format!(
+                "{out} out = scaled_dot_product_attention(query = query, key = k, value = v, attn_mask = mask);"
+            ),
+            _ => format!(
+                "{} s = matmul(x = query, y = k, transpose_x = false, transpose_y = true);\n{}
+                 {out} out = matmul(x = p, y = v, transpose_x = false, transpose_y = false);",
+                ty("fp16", &[b, heads, m, n]), middle(kind, [b, heads, m, n]),
+            ),
+        };
+        let (after, report) = optimize(&program(&signature, &body, "out"), DEFAULT);
+        let traffic = milopt::analysis::traffic::Traffic::of(main(&after));
+        let by_cost = report.explain().contains("no bytes gained");
+        prop_assert!(traffic.repeats.count == 0 || by_cost, "{body}\n{}", report.explain());
     }
 }
