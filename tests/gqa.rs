@@ -700,3 +700,61 @@ fn gathers_of_other_kinds_are_read_too() {
         assert_eq!(count(&after, "gather_nd") + count(&after, "gather_along_axis"), 0, "{}", report.explain());
     }
 }
+
+#[test]
+fn a_repeat_of_a_repeat_is_folded_over_the_value_at_its_root() {
+    let signature = "tensor<fp16, [2, 4, 2, 8]> q, tensor<fp16, [2, 1, 16, 8]> k";
+    let body = "
+        tensor<fp16, [2, 1, 2, 16, 8]> x = stack(values = (k, k), axis = 2);
+        tensor<fp16, [2, 2, 16, 8]> a = reshape(x = x, shape = [2, 2, 16, 8]);
+        tensor<fp16, [2, 1, 2, 16, 8]> b = expand_dims(x = a, axes = [1]);
+        tensor<fp16, [2, 2, 2, 16, 8]> c = tile(x = b, reps = [1, 2, 1, 1, 1]);
+        tensor<fp16, [2, 4, 16, 8]> d = reshape(x = c, shape = [2, 4, 16, 8]);
+        tensor<fp16, [2, 4, 2, 16]> s = matmul(x = q, y = d, transpose_x = false, transpose_y = true);";
+    let (after, _) = optimize(&program(signature, body, "d, s"), DEFAULT);
+    let f = main(&after);
+    let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
+    assert_eq!(f.op(matmul).value("y"), f.input("k"));
+}
+
+#[test]
+fn one_pass_opens_what_another_finishes() {
+    let chained = "
+        tensor<fp16, [1, 2, 16, 4]> a = gather(x = v, indices = [0, 0], axis = 1);
+        tensor<fp16, [1, 2, 16, 4]> b = mul(x = a, y = fp16(0.5));
+        tensor<fp16, [1, 2, 16, 4]> c = gather(x = b, indices = [0, 1], axis = 1);
+        tensor<fp16, [1, 2, 64]> d = reshape(x = c, shape = [1, 2, 64]);
+        tensor<fp16, [1, 2, 16, 4]> e = reshape(x = d, shape = [1, 2, 16, 4]);
+        tensor<fp16, [1, 2, 1, 4]> s = matmul(x = q, y = e, transpose_x = false, transpose_y = false);";
+    let signature = "tensor<fp16, [1, 2, 1, 16]> q, tensor<fp16, [1, 1, 16, 4]> v";
+    let (after, report) = optimize(&program(signature, chained, "s"), DEFAULT);
+    assert_eq!(Traffic::of(main(&after)).repeats.count, 0, "{}", report.explain());
+
+    let shaped = "
+        tensor<fp16, [1, 2, 8]> t2 = slice_by_index(x = k, begin = [0, 0, 0], end = [1, 2, 8]);
+        tensor<fp16, [2, 2, 8]> r = tile(x = t2, reps = [2, 1, 1]);
+        tensor<int32, [3]> sh = shape(x = r);
+        tensor<fp16, [2, 2, 2]> s = matmul(x = r, y = q, transpose_x = false, transpose_y = true);";
+    optimize(&program("tensor<fp16, [2, 2, 8]> q, tensor<fp16, [1, 2, 8]> k", shaped, "sh, s"), DEFAULT);
+}
+
+#[test]
+fn copies_that_no_product_reads_are_explained_however_they_are_spelled() {
+    let signature = "tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [1, 8, 32, 16]> full";
+    for (spelling, op) in [
+        ("tensor<fp16, [1, 2, 4, 32, 16]> t = stack(values = (keys, keys, keys, keys), axis = 2);", "stack `t`"),
+        (
+            "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
+             tensor<fp16, [1, 2, 4, 32, 16]> t = concat(values = (e, e, e, e), axis = 2, interleave = false);",
+            "concat `t`",
+        ),
+    ] {
+        let body = format!(
+            "{spelling}
+             tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
+             tensor<fp16, [1, 8, 32, 16]> y = mul(x = k, y = full);"
+        );
+        let (_, report) = optimize(&program(signature, &body, "y"), DEFAULT);
+        assert!(declined(&report, op, "no matmul reads the repeated value"), "{op}\n{}", report.explain());
+    }
+}

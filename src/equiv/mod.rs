@@ -89,6 +89,9 @@ pub enum EquivError {
     /// An option names an input that no compared function has.
     #[error("could not compare: there is no input `{0}`")]
     NoInput(Name),
+    /// No step was asked for, which would prove nothing.
+    #[error("could not compare: no step was asked for")]
+    NoStep,
     /// A program could not be evaluated.
     #[error("could not compare: the {program} program could not be evaluated at step {step}")]
     Run {
@@ -154,6 +157,9 @@ pub fn check(a: &Program, b: &Program, function: Option<&str>, options: &Options
 /// # Errors
 /// As [`check`].
 pub fn check_functions(a: &Function, b: &Function, options: &Options) -> Result<FunctionReport, EquivError> {
+    if options.steps == 0 {
+        return Err(EquivError::NoStep);
+    }
     same_interface(a, b)?;
     run::compare(a, b, options)
 }

@@ -28,6 +28,7 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "cli")]
 pub(crate) use files::open_file;
 
 pub use error::{DecodeError, EncodeError, PackageError};

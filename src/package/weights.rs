@@ -44,8 +44,13 @@ const ALIGNMENT: usize = 64;
 pub(super) struct FileWeights {
     place: ModelPlace,
     files: Mutex<HashMap<Arc<str>, Arc<File>>>,
+    /// Small integer constants: indices and shapes, which analyses ask for again and again.
+    small: Mutex<HashMap<(BlobRef, TensorType), Vec<u8>>>,
     bytes_read: AtomicU64,
 }
+
+/// Largest integer constant that is kept in memory.
+const MAX_KEPT: u64 = 65_536;
 
 /// Where the paths in a program start and what they may not leave.
 #[derive(Clone, Debug)]
@@ -92,7 +97,7 @@ pub(super) fn inside(root: &Path, path: &Path, follow_symlinks: bool) -> Result<
 
 impl FileWeights {
     pub(super) fn new(place: ModelPlace) -> FileWeights {
-        FileWeights { place, files: Mutex::default(), bytes_read: AtomicU64::new(0) }
+        FileWeights { place, files: Mutex::default(), small: Mutex::default(), bytes_read: AtomicU64::new(0) }
     }
 
     /// How many bytes of weight data were read so far, records not counted.
@@ -142,7 +147,18 @@ impl FileWeights {
 
 impl Weights for FileWeights {
     fn read(&self, blob: &BlobRef, ty: &TensorType) -> Result<Vec<u8>, LiteralError> {
-        self.read_blob(blob, ty).map_err(|reason| LiteralError::Weight { blob: blob.clone(), reason })
+        let failed = |reason| LiteralError::Weight { blob: blob.clone(), reason };
+        if !ty.dtype.is_int() || ty.byte_len().is_none_or(|n| n > MAX_KEPT) {
+            return self.read_blob(blob, ty).map_err(failed);
+        }
+        let mut small = self.small.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (blob.clone(), ty.clone());
+        if let Some(data) = small.get(&key) {
+            return Ok(data.clone());
+        }
+        let data = self.read_blob(blob, ty).map_err(failed)?;
+        small.insert(key, data.clone());
+        Ok(data)
     }
 }
 

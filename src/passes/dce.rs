@@ -14,7 +14,7 @@
 //! -> (b)
 //! ```
 //!
-//! Exactness: bitwise. Assumes: nothing.
+//! Exactness: bitwise. Assumes: A4 (docs/assumptions.md).
 //! Keeps: `write_state`, ops without a row in the opset table, and ops that carry fields the IR cannot hold.
 
 use crate::ir::{Function, ValueId};

@@ -31,7 +31,7 @@
 //! treats all heads of a group alike (RoPE, a scale, a cast) is done before the repeat. Afterwards the reshapes sink towards the next
 //! matmul, and the query's is hoisted into its projection (see `gqa_fold/regroup.rs`).
 //!
-//! Exactness: bitwise. Assumes: A1, A2, A3, A6, A7 (docs/assumptions.md).
+//! Exactness: bitwise. Assumes: A1, A2, A3, A6, A7, A9 (docs/assumptions.md).
 //! Declines: nothing is repeated; the repeat lies on another axis, or repeats and heads alternate; the shared side is no
 //! view of a smaller value; one operand has a single head; no bytes gained; an op that may not be edited; a state that is
 //! overwritten before the reader; keys and values repeated in different ways in one attention op.
@@ -99,8 +99,7 @@ impl Rule for FoldRule {
             "scaled_dot_product_attention" => attention::fold(cx, op),
             "einsum" => einsum::fold(cx, op),
             "shape" => shape_of_copies(cx, op),
-            "tile" => Err(unconsumed(cx, op)),
-            _ => commute::sink_repeat(cx, op),
+            _ => commute::sink_repeat(cx, op).map_err(|_| unconsumed(cx, op)),
         };
         answer.map_err(|no| if op.index() >= self.first_new { NoMatch::UNRELATED } else { no })
     }
@@ -137,16 +136,21 @@ fn shape_of_copies(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     Ok(patch)
 }
 
-/// Why a `tile` stays, when no matmul is asked about it.
+/// Why copies stay, when no product is asked about them.
 fn unconsumed(cx: &Context<'_>, op: OpId) -> NoMatch {
     let f = cx.f;
-    let Some(tile) = views::Tile::of(f, op) else { return NoMatch::UNRELATED };
-    let Some(&out) = f.op(op).results().first() else { return NoMatch::UNRELATED };
-    if tile.reps.is_some_and(|reps| reps.iter().all(|&n| n == 1)) {
+    let &[out] = f.op(op).results() else { return NoMatch::UNRELATED };
+    let tile = views::Tile::of(f, op);
+    if tile.as_ref().and_then(|t| t.reps.as_ref()).is_some_and(|reps| reps.iter().all(|&n| n == 1)) {
         return NoMatch::because("the tile repeats nothing");
     }
-    if cx.layouts.over(out, tile.x).is_none() {
+    if tile.is_some_and(|t| cx.layouts.over(out, t.x).is_none()) {
         return NoMatch::because("the repetitions are computed at run time and cannot be resolved");
+    }
+    // Copies are made here if an operand does not repeat yet.
+    let operands = f.op(op).operands().iter().filter_map(|o| o.as_value());
+    if !operands.into_iter().any(|v| cx.layouts.over(out, v).is_some_and(|l| l.repeats())) {
+        return NoMatch::UNRELATED;
     }
     let mut reached = vec![out];
     let mut at = 0;

@@ -140,7 +140,10 @@ impl RunOptions {
     }
 }
 
-/// Passes in order.
+/// How often the passes are run at most; each round but the last one did something.
+const MAX_ROUNDS: usize = 8;
+
+/// Passes in order, repeated until none of them finds anything to do: one may open what another can finish.
 #[derive(Debug)]
 pub struct Pipeline {
     passes: Vec<Box<dyn Pass>>,
@@ -211,15 +214,23 @@ impl Pipeline {
         }
         crate::analysis::values::resolve(f);
         let before = Census::of(f);
-        let mut passes = Vec::new();
-        for pass in &self.passes {
-            let Outcome { fired, declined } = pass.run(f, budget);
-            verify::function(f).map_err(|source| {
-                let (pass, function) = (pass.name().into(), f.name().to_string());
-                PipelineError::Broken { pass, function, source }
-            })?;
-            passes.push(PassReport { pass: pass.name().into(), exactness: pass.exactness(), fired, declined });
+        let mut passes: Vec<PassReport> = self.passes.iter().map(|pass| PassReport::of(&**pass)).collect();
+        for round in 0..MAX_ROUNDS {
+            let mut fired = false;
+            for (pass, report) in self.passes.iter().zip(&mut passes) {
+                let outcome = pass.run(f, budget);
+                verify::function(f).map_err(|source| {
+                    let (pass, function) = (pass.name().into(), f.name().to_string());
+                    PipelineError::Broken { pass, function, source }
+                })?;
+                fired |= !outcome.fired.is_empty();
+                report.add(outcome, round == 0);
+            }
+            if !fired || budget.is_spent() {
+                break;
+            }
         }
+        passes.iter_mut().for_each(|report| report.settle(f));
         Ok(FunctionReport { function: f.name().to_string(), before, after: Census::of(f), passes })
     }
 }

@@ -1,13 +1,13 @@
 //! What a pipeline did: counts before and after, rewrites and refusals.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
 
 use crate::analysis::traffic::{DISCLAIMER, Traffic};
 use crate::ir::Function;
-use crate::rewrite::{Declined, Fired};
+use crate::rewrite::{Declined, Fired, Outcome};
 
 /// How far a pass keeps results.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -15,7 +15,7 @@ use crate::rewrite::{Declined, Fired};
 #[non_exhaustive]
 pub enum Exactness {
     /// Every output and state has the same bits, under any evaluation whose dot products do not depend on the number of
-    /// rows.
+    /// rows, columns or batches.
     Bitwise,
     /// Sums are taken in another order.
     Reassociated,
@@ -80,6 +80,28 @@ pub struct PassReport {
     pub declined: Vec<Declined>,
 }
 
+impl PassReport {
+    /// A pass that did nothing yet.
+    pub(super) fn of(pass: &dyn super::Pass) -> PassReport {
+        PassReport { pass: pass.name().into(), exactness: pass.exactness(), fired: vec![], declined: vec![] }
+    }
+
+    /// Adds a run of the pass. Refusals are those of the first: later ones are about what the pipeline made itself.
+    pub(super) fn add(&mut self, outcome: Outcome, first: bool) {
+        self.fired.extend(outcome.fired);
+        if first {
+            self.declined = outcome.declined;
+        }
+    }
+
+    /// Drops refusals of ops that were rewritten after all, or are gone.
+    pub(super) fn settle(&mut self, f: &Function) {
+        let there: BTreeSet<String> = f.all_ops().into_iter().map(|op| f.describe(op)).collect();
+        let fired: BTreeSet<&String> = self.fired.iter().map(|fired| &fired.op).collect();
+        self.declined.retain(|d| there.contains(&d.op) && !fired.contains(&d.op));
+    }
+}
+
 /// What a pipeline did to one function.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct FunctionReport {
@@ -139,7 +161,7 @@ impl fmt::Display for Report {
             let mut row = |name: &str, a: String, b: String| writeln!(out, "  {name:<24} {a:>14} {b:>14}");
             let (a, b) = (&f.before, &f.after);
             row("ops (no constants)", a.ops.to_string(), b.ops.to_string())?;
-            let kinds: std::collections::BTreeSet<&String> = a.kinds.keys().chain(b.kinds.keys()).collect();
+            let kinds: BTreeSet<&String> = a.kinds.keys().chain(b.kinds.keys()).collect();
             for kind in kinds {
                 if a.count(kind) != b.count(kind) {
                     row(&format!("  {kind}"), a.count(kind).to_string(), b.count(kind).to_string())?;

@@ -157,6 +157,25 @@ fn repeat(
     patch.reshape(f, tiled, name, &to)
 }
 
+/// Ops besides elementwise ones and reductions that a repeat may be sunk through, or that are views.
+const PASSES: &[&str] = &[
+    "concat",
+    "cumsum",
+    "expand_dims",
+    "flatten2d",
+    "gather",
+    "pad",
+    "reshape",
+    "reverse",
+    "slice_by_index",
+    "slice_by_size",
+    "softmax",
+    "split",
+    "squeeze",
+    "stack",
+    "transpose",
+];
+
 /// Whether everything computed from a value by further views and ops of this kind ends in products.
 fn lands_in_products(f: &Function, v: ValueId) -> bool {
     let mut seen = vec![v];
@@ -172,10 +191,8 @@ fn lands_in_products(f: &Function, v: ValueId) -> bool {
                 continue;
             }
             let kind = f.op(user).kind().as_str();
-            let passes = super::regroup::ELEMENTWISE.contains(&kind)
-                || kind.starts_with("reduce_")
-                || matches!(kind, "reshape" | "transpose" | "expand_dims" | "squeeze" | "concat" | "slice_by_index")
-                || matches!(kind, "slice_by_size" | "softmax" | "split");
+            let passes =
+                super::regroup::ELEMENTWISE.contains(&kind) || kind.starts_with("reduce_") || PASSES.contains(&kind);
             if !passes || seen.len() > 256 {
                 return false;
             }

@@ -204,7 +204,9 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
             // New ops less those that die; the nearest source wins a tie.
             let dying = dying_without(f, reader, v, layout.source);
             let old: u32 = dying.iter().map(|&op| op_cost(f, op)).sum();
-            let cost = i64::from(spelling::cost(&steps)) - i64::from(old);
+            // Interleaved heads may have to be moved.
+            let order = if repeat.order == Order::Interleaved { spelling::TRANSPOSE_COST } else { 0 };
+            let cost = i64::from(spelling::cost(&steps) + order) - i64::from(old);
             if best.as_ref().is_none_or(|(c, _)| cost < *c) {
                 let (kv_heads, group) = (kv_heads.clone(), repeat.group.clone());
                 let heads = Heads { kv_heads, group, order: repeat.order };
