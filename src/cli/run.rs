@@ -77,7 +77,7 @@ impl Run {
             for (name, tensor) in computed {
                 match array(&tensor, mode) {
                     Some(array) => outputs.entry(name.to_string()).or_default().push(array),
-                    None if step == 0 => note(&format!("output `{name}` is no array and is left out")),
+                    None if step == 0 => spinner.note(&format!("output `{name}` is no array and is left out")),
                     None => {}
                 }
             }
