@@ -92,7 +92,7 @@ fn inspect_counts_repeats() {
     let text = place.says(0, &["inspect", "a.mlpackage"]);
     assert!(text.contains("input   query: tensor<fp16, [1, 4, 1, 8]>"), "{text}");
     // The copy holds 4 * 6 * 8 halfs; it is written once and read once.
-    assert!(text.contains("repeated heads: 1 copies, 384 B written and 384 B read"), "{text}");
+    assert!(text.contains("repeated copies: 1, 384 B written and 384 B read"), "{text}");
     let json: serde_json::Value = serde_json::from_str(&place.says(0, &["inspect", "a.mlpackage", "--json"])).unwrap();
     assert_eq!(json["functions"][0]["traffic"]["repeats"]["count"], 1);
     assert_eq!(json["functions"][0]["kinds"]["tile"], 1);
@@ -113,7 +113,7 @@ fn optimize_folds_verifies_reports_and_refuses_to_overwrite() {
     assert!(!place.says(0, &["print", "b.mlpackage"]).contains("tile"));
 
     let before = model_bytes(&place.path("b.mlpackage"));
-    assert_eq!(place.complains(1, &base), "error: b.mlpackage exists already\n");
+    assert_eq!(place.complains(1, &base), "error: b.mlpackage exists already; --force replaces it\n");
     assert_eq!(model_bytes(&place.path("b.mlpackage")), before);
     place.says(0, &[&base[..], &["--force"]].concat());
     assert_eq!(model_bytes(&place.path("b.mlpackage")), before, "the same input gives the same bytes");

@@ -22,7 +22,7 @@ pub(super) struct Optimize {
     #[arg(value_name = "PKG")]
     package: PathBuf,
     /// Where to write the result; a path that ends in .mlmodel gets the bare model with its weights beside it
-    #[arg(short, long, value_name = "OUT", required_unless_present_any = ["in_place", "dry_run"])]
+    #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
     /// Replace the package
     #[arg(long, conflicts_with = "output")]
@@ -71,6 +71,7 @@ impl Optimize {
             Some(text) => Pipeline::parse(text).map_err(|e| Failure::Usage(e.to_string()))?,
             None => Pipeline::default(),
         };
+        self.check_wanted()?;
         self.check_report()?;
         let spinner = Spinner::new("opening");
         let mut package = self.opening.open(&self.package)?;
@@ -78,7 +79,7 @@ impl Optimize {
             select(&package, Some(name))?;
         }
         if let Some(path) = self.target() {
-            package.check_target(path, &self.save_options())?;
+            package.check_target(path, &self.save_options()).map_err(with_hint)?;
         }
         let original = self.verify.map(|_| package.program().clone());
         spinner.say("rewriting");
@@ -126,6 +127,14 @@ impl Optimize {
         }
     }
 
+    fn check_wanted(&self) -> Result<(), Failure> {
+        if self.output.is_some() || self.in_place || self.dry_run {
+            return Ok(());
+        }
+        let message = "say where the result goes: -o OUT, --in-place, or --dry-run to write no package";
+        Err(Failure::Usage(message.into()))
+    }
+
     fn check_report(&self) -> Result<(), Failure> {
         let Some(report) = &self.report else { return Ok(()) };
         check_distinct("--report", report, &[("PKG", Some(&self.package)), ("--output", self.output.as_deref())])?;
@@ -164,7 +173,7 @@ impl Optimize {
         let witness = crate::verify::structure(package.program()).map_err(|e| about(&self.package, e))?;
         package.save(path, witness, &self.save_options()).map_err(|e| match e {
             PackageError::Encode(e) => about(&self.package, e),
-            e => e.into(),
+            e => with_hint(e),
         })
     }
 
@@ -172,6 +181,14 @@ impl Optimize {
         let Some(path) = &self.report else { return Ok(()) };
         let text = serde_json::to_string_pretty(summary)? + "\n";
         fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display()).into()))
+    }
+}
+
+/// The error, with the option that lifts it.
+fn with_hint(error: PackageError) -> Failure {
+    match error {
+        PackageError::Exists(_) => Failure::Failed(format!("{error}; --force replaces it").into()),
+        e => e.into(),
     }
 }
 
