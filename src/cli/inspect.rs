@@ -152,7 +152,7 @@ impl FunctionView {
             writeln!(out, "  states {}, updated by {}", bytes(traffic.states), bytes(traffic.state_updates))?;
         }
         if traffic.unknown > 0 {
-            writeln!(out, "  {} values of unknown size are not counted", traffic.unknown)?;
+            writeln!(out, "  values of unknown size, not counted: {}", traffic.unknown)?;
         }
         let repeats = &traffic.repeats;
         writeln!(

@@ -181,9 +181,10 @@ impl Arrays<'_> {
             let shape = fit(one, ty).ok_or_else(|| {
                 self.wrong(format!(
                     "array `{candidate}` of shape {found:?} does not fit {ty}{}",
-                    match stepped {
-                        true => " behind an axis of steps",
-                        false => "",
+                    match found.split_first() {
+                        _ if stepped => " behind an axis of steps",
+                        Some((_, rest)) if fit(rest, ty).is_some() => "; does its first axis count --steps?",
+                        _ => "",
                     }
                 ))
             })?;
@@ -214,9 +215,20 @@ impl Arrays<'_> {
     }
 
     fn tell_unused(&self) {
-        let unused: Vec<&str> = self.npz.names().filter(|n| !self.used.contains(*n)).collect();
-        if !unused.is_empty() {
-            note(&format!("arrays that are not inputs are ignored: {}", unused.join(", ")));
+        let mut unused: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for name in self.npz.names().filter(|n| !self.used.contains(*n)) {
+            unused.entry(self.why_unused(name)).or_default().push(name);
+        }
+        for (why, names) in unused {
+            note(&format!("arrays {why} are ignored: {}", names.join(", ")));
+        }
+    }
+
+    fn why_unused(&self, name: &str) -> &'static str {
+        match name.strip_prefix("in_") {
+            Some(input) if self.used.contains(input) => "that are there without `in_` as well",
+            None if name.starts_with("state_") => "for states that do not exist",
+            _ => "that are not inputs",
         }
     }
 }
