@@ -13,7 +13,7 @@ use super::{Failure, Opening, about, check_distinct, check_output, select};
 use crate::equiv;
 use crate::ir::Program;
 use crate::package::{Overwrite, Package, PackageError, SaveOptions};
-use crate::passes::{Exactness, Pipeline, Report, RunOptions};
+use crate::passes::{self, Exactness, Pipeline, Report, RunOptions};
 
 /// Rewrite a package with passes
 #[derive(Debug, Args)]
@@ -21,14 +21,13 @@ pub(super) struct Optimize {
     /// The package
     #[arg(value_name = "PKG")]
     package: PathBuf,
-    /// Where to write the result; a path that ends in .mlmodel gets the bare model with its weights beside it
+    /// Where to write the result, unless --in-place or --dry-run is given; a path that ends in .mlmodel gets the bare model with its weights beside it
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
     /// Replace the package
     #[arg(long, conflicts_with = "output")]
     in_place: bool,
-    /// Passes to run, in this order, instead of the default ones; '' runs none
-    #[arg(long, value_name = "A,B")]
+    #[arg(long, value_name = "A,B", help = passes_help())]
     passes: Option<String>,
     /// Only this function
     #[arg(long, value_name = "NAME")]
@@ -36,7 +35,8 @@ pub(super) struct Optimize {
     /// Stop after this many rewrites, to find one that is to blame
     #[arg(long, value_name = "N")]
     stop_after: Option<usize>,
-    /// Compare the result with the original over this many steps, and write only if they are equal
+    /// Compare the result with the original over this many steps, and write only if they are equal; 8 see every pattern
+    /// of masks
     #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
     verify: Option<usize>,
     /// Say what was left alone, and why
@@ -53,6 +53,11 @@ pub(super) struct Optimize {
     force: bool,
     #[command(flatten)]
     opening: Opening,
+}
+
+fn passes_help() -> String {
+    let known: Vec<_> = passes::all().iter().map(|p| p.name).collect();
+    format!("Passes to run instead of the default ones, in this order, out of {}; '' runs none", known.join(", "))
 }
 
 /// The content of the report file.

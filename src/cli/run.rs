@@ -15,7 +15,9 @@ use crate::ir::{DType, Function, Literal, LiteralData, NoWeights, TensorType, Va
 /// Evaluate a function on arrays from an .npz file
 ///
 /// Arrays are named as the features, or so with the prefix `in_`; `state_<name>` sets what a state starts with.
-/// Arrays are cast to the type of the feature, and shapes [] and [1] are interchangeable.
+/// Arrays are cast to the type of the feature, and shapes [] and [1] are interchangeable. Other arrays are ignored, with
+/// a note. Outputs are written under their own names, without a prefix. The input file may be compressed, as
+/// numpy.savez_compressed does it.
 #[derive(Debug, Args)]
 pub(super) struct Run {
     /// The package
