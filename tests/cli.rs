@@ -92,7 +92,7 @@ fn inspect_counts_repeats() {
     let text = place.says(0, &["inspect", "a.mlpackage"]);
     assert!(text.contains("input   query: tensor<fp16, [1, 4, 1, 8]>"), "{text}");
     // The copy holds 4 * 6 * 8 halfs; it is written once and read once.
-    assert!(text.contains("repeated heads: 1 copies, 384 B written and 384 B read"), "{text}");
+    assert!(text.contains("repeated copies: 1, 384 B written and 384 B read"), "{text}");
     let json: serde_json::Value = serde_json::from_str(&place.says(0, &["inspect", "a.mlpackage", "--json"])).unwrap();
     assert_eq!(json["functions"][0]["traffic"]["repeats"]["count"], 1);
     assert_eq!(json["functions"][0]["kinds"]["tile"], 1);
@@ -113,7 +113,7 @@ fn optimize_folds_verifies_reports_and_refuses_to_overwrite() {
     assert!(!place.says(0, &["print", "b.mlpackage"]).contains("tile"));
 
     let before = model_bytes(&place.path("b.mlpackage"));
-    assert_eq!(place.complains(1, &base), "error: b.mlpackage exists already\n");
+    assert_eq!(place.complains(1, &base), "error: b.mlpackage exists already; --force replaces it\n");
     assert_eq!(model_bytes(&place.path("b.mlpackage")), before);
     place.says(0, &[&base[..], &["--force"]].concat());
     assert_eq!(model_bytes(&place.path("b.mlpackage")), before, "the same input gives the same bytes");
@@ -203,6 +203,8 @@ fn run_carries_states_over_steps() {
             ("n", "<i4", "(3,)", ints(&[7, 8, 9])),
             ("state_acc", "<f4", "(2,)", [0.5f32, 0.0].iter().flat_map(|v| v.to_le_bytes()).collect()),
             ("out_y", "<f4", "(1,)", vec![0; 4]),
+            ("in_n", "<i4", "(3,)", ints(&[0, 0, 0])),
+            ("state_nope", "<f4", "(1,)", vec![0; 4]),
         ],
     );
     let run = ["run", "a.mlpackage", "--inputs", "in.npz", "--outputs", "out.npz", "--states", "end.npz", "--steps"];
@@ -210,7 +212,12 @@ fn run_carries_states_over_steps() {
     let notes = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
         (output.status.code(), notes.as_str()),
-        (Some(0), "note: arrays that are not inputs are ignored: out_y\n")
+        (
+            Some(0),
+            "note: arrays for states that do not exist are ignored: state_nope\n\
+             note: arrays that are not inputs are ignored: out_y\n\
+             note: arrays that are there without `in_` as well are ignored: in_n\n"
+        )
     );
     let out = read_npz(&place.path("out.npz"));
     let header =
@@ -240,7 +247,14 @@ fn run_names_what_is_wrong_with_the_arrays() {
     inputs(std::slice::from_ref(&x));
     assert_eq!(place.complains(1, &run), "error: in.npz: there is no array for input `n`\n");
     inputs(&[x.clone(), ("n", "<i4", "(2,)", ints(&[1, 2]))]);
-    assert_eq!(place.complains(1, &run), "error: in.npz: array `n` of shape [2] does not fit tensor<int32, [1]>\n");
+    let want =
+        "error: in.npz: array `n` of shape [2] does not fit tensor<int32, [1]>; does its first axis count --steps?\n";
+    assert_eq!(place.complains(1, &run), want);
+    inputs(&[x.clone(), ("n", "<i4", "(1, 1, 1)", ints(&[1]))]);
+    assert_eq!(
+        place.complains(1, &run),
+        "error: in.npz: array `n` of shape [1, 1, 1] does not fit tensor<int32, [1]>\n"
+    );
     inputs(&[("x", "<f2", "(1, 2)", halfs(&[1.0, 2.0])), ("n", "<i4", "(2, 1)", ints(&[1, 2]))]);
     assert_eq!(place.complains(1, &steps), "error: in.npz: array `x` has 1 steps, `n` has 2\n");
     inputs(&[("x", "<f2", "(1, 2)", halfs(&[1.0, 2.0])), n.clone()]);

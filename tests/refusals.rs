@@ -128,7 +128,7 @@ fn outputs_that_cannot_be_written_are_refused() {
     fs::write(place.path("folder/letter"), "dear").unwrap();
     fs::write(place.path("file"), "dear").unwrap();
     for (out, more, want) in [
-        ("a.mlpackage", &[][..], "a.mlpackage exists already"),
+        ("a.mlpackage", &[][..], "a.mlpackage exists already; --force replaces it"),
         ("folder", &[], "folder exists already"),
         ("file", &[], "file exists already"),
         ("folder", &["--force"], "folder: what is there is not a package"),
@@ -198,7 +198,8 @@ fn wrong_arguments_change_no_file() {
     place.copy("a.mlpackage", "rep_stack");
     copy_tree(&place.path("a.mlpackage"), &place.path("b.mlpackage"));
     for (args, want) in [
-        (&["optimize", "a.mlpackage", "--in-place", "--passes", "dce,polish"][..], "there is no pass `polish`"),
+        (&["optimize", "a.mlpackage"][..], "-o OUT, --in-place, or --dry-run"),
+        (&["optimize", "a.mlpackage", "--in-place", "--passes", "dce,polish"], "there is no pass `polish`"),
         (&["optimize", "a.mlpackage", "--in-place", "--function", "decode"], "there is no function `decode`"),
         (&["print", "a.mlpackage", "--function", "decode"], "there is no function `decode`"),
         (
@@ -212,8 +213,7 @@ fn wrong_arguments_change_no_file() {
     }
     let before = listing(place.root());
     for args in [
-        &["optimize", "a.mlpackage"][..],
-        &["optimize", "a.mlpackage", "-o", "c.mlpackage", "--in-place"],
+        &["optimize", "a.mlpackage", "-o", "c.mlpackage", "--in-place"][..],
         &["verify", "a.mlpackage", "b.mlpackage", "--range", "pos=4..0"],
         &["verify", "a.mlpackage", "b.mlpackage", "--range", "pos=low..high"],
     ] {

@@ -136,24 +136,28 @@ impl FunctionView {
         }
         let (census, traffic) = (&self.census, &self.census.traffic);
         writeln!(out, "  {} ops, {} constants of {}", census.ops, census.constants, bytes(traffic.constants))?;
-        writeln!(out, "\n  {:28} {:>6} {:>12} {:>12}", "per run", "ops", "written", "read")?;
+        writeln!(out)?;
         let mut kinds: Vec<_> = traffic.kinds.iter().collect();
         kinds.sort_by_key(|(_, k)| std::cmp::Reverse((k.written + k.read, k.ops)));
+        let width = kinds.iter().map(|(kind, _)| kind.len()).fold(28, usize::max);
+        let mut row = |name: &str, ops: String, written: String, read: String| {
+            writeln!(out, "  {name:width$} {ops:>6} {written:>12} {read:>12}")
+        };
+        row("per run", "ops".into(), "written".into(), "read".into())?;
         for (kind, k) in kinds {
-            writeln!(out, "  {kind:28} {:>6} {:>12} {:>12}", k.ops, bytes(k.written), bytes(k.read))?;
+            row(kind, k.ops.to_string(), bytes(k.written), bytes(k.read))?;
         }
-        let total = (bytes(traffic.written), bytes(traffic.read));
-        writeln!(out, "  {:28} {:>6} {:>12} {:>12}", "all", census.ops, total.0, total.1)?;
+        row("all", census.ops.to_string(), bytes(traffic.written), bytes(traffic.read))?;
         if !self.states.is_empty() {
             writeln!(out, "  states {}, updated by {}", bytes(traffic.states), bytes(traffic.state_updates))?;
         }
         if traffic.unknown > 0 {
-            writeln!(out, "  {} values of unknown size are not counted", traffic.unknown)?;
+            writeln!(out, "  values of unknown size, not counted: {}", traffic.unknown)?;
         }
         let repeats = &traffic.repeats;
         writeln!(
             out,
-            "  repeated heads: {} copies, {} written and {} read",
+            "  repeated copies: {}, {} written and {} read",
             repeats.count,
             bytes(repeats.written),
             bytes(repeats.read)

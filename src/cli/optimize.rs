@@ -13,7 +13,7 @@ use super::{Failure, Opening, about, check_distinct, check_output, select};
 use crate::equiv;
 use crate::ir::Program;
 use crate::package::{Overwrite, Package, PackageError, SaveOptions};
-use crate::passes::{Exactness, Pipeline, Report, RunOptions};
+use crate::passes::{self, Exactness, Pipeline, Report, RunOptions};
 
 /// Rewrite a package with passes
 #[derive(Debug, Args)]
@@ -21,14 +21,13 @@ pub(super) struct Optimize {
     /// The package
     #[arg(value_name = "PKG")]
     package: PathBuf,
-    /// Where to write the result; a path that ends in .mlmodel gets the bare model with its weights beside it
-    #[arg(short, long, value_name = "OUT", required_unless_present_any = ["in_place", "dry_run"])]
+    /// Where to write the result, unless --in-place or --dry-run is given; a path that ends in .mlmodel gets the bare model with its weights beside it
+    #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
     /// Replace the package
     #[arg(long, conflicts_with = "output")]
     in_place: bool,
-    /// Passes to run, in this order, instead of the default ones; '' runs none
-    #[arg(long, value_name = "A,B")]
+    #[arg(long, value_name = "A,B", help = passes_help())]
     passes: Option<String>,
     /// Only this function
     #[arg(long, value_name = "NAME")]
@@ -36,7 +35,8 @@ pub(super) struct Optimize {
     /// Stop after this many rewrites, to find one that is to blame
     #[arg(long, value_name = "N")]
     stop_after: Option<usize>,
-    /// Compare the result with the original over this many steps, and write only if they are equal
+    /// Compare the result with the original over this many steps, and write only if they are equal; 8 see every pattern
+    /// of masks
     #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
     verify: Option<usize>,
     /// Say what was left alone, and why
@@ -55,6 +55,11 @@ pub(super) struct Optimize {
     opening: Opening,
 }
 
+fn passes_help() -> String {
+    let known: Vec<_> = passes::all().iter().map(|p| p.name).collect();
+    format!("Passes to run instead of the default ones, in this order, out of {}; '' runs none", known.join(", "))
+}
+
 /// The content of the report file.
 #[derive(Serialize)]
 struct Summary<'r> {
@@ -71,6 +76,7 @@ impl Optimize {
             Some(text) => Pipeline::parse(text).map_err(|e| Failure::Usage(e.to_string()))?,
             None => Pipeline::default(),
         };
+        self.check_wanted()?;
         self.check_report()?;
         let spinner = Spinner::new("opening");
         let mut package = self.opening.open(&self.package)?;
@@ -78,7 +84,7 @@ impl Optimize {
             select(&package, Some(name))?;
         }
         if let Some(path) = self.target() {
-            package.check_target(path, &self.save_options())?;
+            package.check_target(path, &self.save_options()).map_err(with_hint)?;
         }
         let original = self.verify.map(|_| package.program().clone());
         spinner.say("rewriting");
@@ -126,6 +132,14 @@ impl Optimize {
         }
     }
 
+    fn check_wanted(&self) -> Result<(), Failure> {
+        if self.output.is_some() || self.in_place || self.dry_run {
+            return Ok(());
+        }
+        let message = "say where the result goes: -o OUT, --in-place, or --dry-run to write no package";
+        Err(Failure::Usage(message.into()))
+    }
+
     fn check_report(&self) -> Result<(), Failure> {
         let Some(report) = &self.report else { return Ok(()) };
         check_distinct("--report", report, &[("PKG", Some(&self.package)), ("--output", self.output.as_deref())])?;
@@ -164,7 +178,7 @@ impl Optimize {
         let witness = crate::verify::structure(package.program()).map_err(|e| about(&self.package, e))?;
         package.save(path, witness, &self.save_options()).map_err(|e| match e {
             PackageError::Encode(e) => about(&self.package, e),
-            e => e.into(),
+            e => with_hint(e),
         })
     }
 
@@ -172,6 +186,14 @@ impl Optimize {
         let Some(path) = &self.report else { return Ok(()) };
         let text = serde_json::to_string_pretty(summary)? + "\n";
         fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display()).into()))
+    }
+}
+
+/// The error, with the option that lifts it.
+fn with_hint(error: PackageError) -> Failure {
+    match error {
+        PackageError::Exists(_) => Failure::Failed(format!("{error}; --force replaces it").into()),
+        e => e.into(),
     }
 }
 

@@ -29,7 +29,43 @@ impl Passes {
             return Err(Failure::Usage(format!("there is no pass `{name}`; there are {}", known.join(", "))));
         };
         writeln!(out, "{} ({}, {})\n", pass.name, pass.exactness, in_default(pass.default))?;
-        out.write_all(pass.documentation().as_bytes())?;
+        out.write_all(plain(&pass.documentation()).as_bytes())?;
         Ok(())
+    }
+}
+
+/// Documentation without its Markdown: fenced text is indented, and source files are not referred to.
+fn plain(documentation: &str) -> String {
+    let mut text = String::new();
+    let mut fenced = false;
+    for line in documentation.lines() {
+        if line.starts_with("```") {
+            fenced = !fenced;
+        } else if fenced {
+            text += &format!("  {line}\n");
+        } else {
+            text += &format!("{}\n", without_source(line).replace("**", "").replace('`', ""));
+        }
+    }
+    text
+}
+
+/// A line without the first `(see FILE.rs)` in it.
+fn without_source(line: &str) -> String {
+    let Some((before, rest)) = line.split_once(" (see `") else { return line.to_owned() };
+    match rest.split_once(".rs`)") {
+        Some((_, after)) => format!("{before}{after}"),
+        None => line.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markdown_is_taken_off() {
+        let given = "Given:\n```text\nx = f()\n```\n* **rows**: a `b` (see `c/d.rs`).\n";
+        assert_eq!(plain(given), "Given:\n  x = f()\n* rows: a b.\n");
     }
 }

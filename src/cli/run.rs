@@ -15,7 +15,9 @@ use crate::ir::{DType, Function, Literal, LiteralData, NoWeights, TensorType, Va
 /// Evaluate a function on arrays from an .npz file
 ///
 /// Arrays are named as the features, or so with the prefix `in_`; `state_<name>` sets what a state starts with.
-/// Arrays are cast to the type of the feature, and shapes [] and [1] are interchangeable.
+/// Arrays are cast to the type of the feature, and shapes [] and [1] are interchangeable. Other arrays are ignored, with
+/// a note. Outputs are written under their own names, without a prefix. The input file may be compressed, as
+/// numpy.savez_compressed does it.
 #[derive(Debug, Args)]
 pub(super) struct Run {
     /// The package
@@ -77,7 +79,7 @@ impl Run {
             for (name, tensor) in computed {
                 match array(&tensor, mode) {
                     Some(array) => outputs.entry(name.to_string()).or_default().push(array),
-                    None if step == 0 => note(&format!("output `{name}` is no array and is left out")),
+                    None if step == 0 => spinner.note(&format!("output `{name}` is no array and is left out")),
                     None => {}
                 }
             }
@@ -181,9 +183,10 @@ impl Arrays<'_> {
             let shape = fit(one, ty).ok_or_else(|| {
                 self.wrong(format!(
                     "array `{candidate}` of shape {found:?} does not fit {ty}{}",
-                    match stepped {
-                        true => " behind an axis of steps",
-                        false => "",
+                    match found.split_first() {
+                        _ if stepped => " behind an axis of steps",
+                        Some((_, rest)) if fit(rest, ty).is_some() => "; does its first axis count --steps?",
+                        _ => "",
                     }
                 ))
             })?;
@@ -214,9 +217,20 @@ impl Arrays<'_> {
     }
 
     fn tell_unused(&self) {
-        let unused: Vec<&str> = self.npz.names().filter(|n| !self.used.contains(*n)).collect();
-        if !unused.is_empty() {
-            note(&format!("arrays that are not inputs are ignored: {}", unused.join(", ")));
+        let mut unused: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for name in self.npz.names().filter(|n| !self.used.contains(*n)) {
+            unused.entry(self.why_unused(name)).or_default().push(name);
+        }
+        for (why, names) in unused {
+            note(&format!("arrays {why} are ignored: {}", names.join(", ")));
+        }
+    }
+
+    fn why_unused(&self, name: &str) -> &'static str {
+        match name.strip_prefix("in_") {
+            Some(input) if self.used.contains(input) => "that are there without `in_` as well",
+            None if name.starts_with("state_") => "for states that do not exist",
+            _ => "that are not inputs",
         }
     }
 }

@@ -10,7 +10,9 @@ use super::progress::Spinner;
 use super::{Failure, Opening, select};
 use crate::equiv::{self, EquivError, Exactness, Options};
 
-/// Compare two packages on random inputs: exit code 0 equal, 1 not equal, 3 could not compare
+/// Compare two packages on random inputs
+///
+/// Exit codes: 0 equal, 1 not equal, 2 wrong usage, 3 could not compare.
 #[derive(Debug, Args)]
 pub(super) struct Verify {
     /// The first package
@@ -22,13 +24,13 @@ pub(super) struct Verify {
     /// Only this function
     #[arg(long, value_name = "NAME")]
     function: Option<String>,
-    /// Steps to run; states carry over from one to the next
+    /// Steps to run; states carry over from one to the next, and 8 steps see every pattern of masks
     #[arg(long, value_name = "N", default_value_t = Options::default().steps, value_parser = parse_steps)]
     steps: usize,
     /// Seed of inputs and initial states
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Draw an integer input from LO..HI, HI excluded
+    /// Draw an integer input from LO..HI, HI excluded; may be given once for each input
     #[arg(long = "range", value_name = "NAME=LO..HI", value_parser = parse_range)]
     ranges: Vec<(String, Range<i64>)>,
     /// Ask for equal bits; otherwise sums may be taken in another order
