@@ -118,13 +118,16 @@ impl FunctionView {
     fn of(f: &Function) -> FunctionView {
         let (states, inputs): (Vec<_>, Vec<_>) = f.inputs().iter().partition(|&&v| f.ty(v).as_state().is_some());
         let views = |values: &[ValueId]| values.iter().map(|&v| FeatureView::of(f, v)).collect();
+        // As the passes see it: sizes that the graph computes are resolved.
+        let mut resolved = f.clone();
+        crate::analysis::values::resolve(&mut resolved);
         FunctionView {
             name: f.name().to_string(),
             opset: f.opset().to_string(),
             inputs: views(&inputs),
             outputs: views(f.outputs()),
             states: views(&states),
-            census: Census::of(f),
+            census: Census::of(&resolved),
         }
     }
 

@@ -21,7 +21,7 @@
 //! row and column. How the repeat is spelled does not matter: the layout says what is repeated, in which order, and which
 //! value holds each head once. Two lowerings:
 //!
-//! * **rows**: `[…, n_kv_heads, group·q_len, k] · […, n_kv_heads, k, n]`; a repeated *left* operand by `A·B = (Bᵀ·Aᵀ)ᵀ`.
+//! * **rows**: `[…, n_kv_heads, group·q_len, k] · […, n_kv_heads, k, n]`; a repeated left operand by `A·B = (Bᵀ·Aᵀ)ᵀ`.
 //!   Taken where it is views only, or moves few bytes.
 //! * **batch axes**: `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, for batch 1; interleaved heads the other way
 //!   round. Views only, whatever is known of the sizes.
