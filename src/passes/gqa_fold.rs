@@ -17,18 +17,18 @@
 //! ```
 //!
 //! The rewrite is a local identity on one matmul: where `y` is repeated over `s` along the last batch axis,
-//! `matmul(x[…, n_heads, q_len, k], y)` is a view of a product with `s` itself. Every element is the dot product of the same
-//! row and column. How the repeat is spelled does not matter: the layout says what is repeated, in which order, and which
-//! value holds each head once. Two lowerings:
+//! `matmul(x[…, n_heads, q_len, k], y)` is a view of a product with `s` itself. Every element is the dot product of
+//! the same row and column. How the repeat is spelled does not matter: the layout says what is repeated, in which
+//! order, and which value holds each head once. Two lowerings:
 //!
 //! * **rows**: `[…, n_kv_heads, group·q_len, k] · […, n_kv_heads, k, n]`; a repeated left operand by `A·B = (Bᵀ·Aᵀ)ᵀ`.
 //!   Taken where it is views only, or moves few bytes.
 //! * **batch axes**: `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, for batch 1; interleaved heads the other way
 //!   round. Views only, whatever is known of the sizes.
 //!
-//! `scaled_dot_product_attention` folds by rows, keys and values together; the two `einsum` equations that MIL knows move
-//! the group into the other operand's own axis. An op between the repeat and its consumer that
-//! treats all heads of a group alike (RoPE, a scale, a cast) is done before the repeat. Afterwards the reshapes sink towards the next
+//! `scaled_dot_product_attention` folds by rows, keys and values together; the two `einsum` equations that MIL knows
+//! move the group into the other operand's own axis. An op between the repeat and its consumer that treats all heads
+//! of a group alike (RoPE, a scale, a cast) is done before the repeat. Afterwards the reshapes sink towards the next
 //! matmul, and the query's is hoisted into its projection (see `gqa_fold/regroup.rs`).
 //!
 //! Exactness: bitwise. Assumes: A1, A2, A3, A6, A7, A9 (docs/assumptions.md).
