@@ -6,6 +6,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
+use milopt::ir::{Function, Literal};
 use milopt::package::{OpenOptions, Overwrite, Package, PackageError, SaveOptions};
 use milopt::verify;
 use support::files::{MODEL, WEIGHTS, copy_of, fixture, fixtures, listing};
@@ -20,6 +21,16 @@ fn text(error: &dyn Error) -> String {
         source = e.source();
     }
     out
+}
+
+/// The constants that attributes name.
+fn literals(f: &Function) -> Vec<&Literal> {
+    f.all_ops().into_iter().flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l))).collect()
+}
+
+/// The first of them that lies in a weight file.
+fn first_blob(f: &Function) -> &Literal {
+    literals(f).into_iter().find(|l| l.is_blob()).unwrap()
 }
 
 #[track_caller]
@@ -54,12 +65,7 @@ fn a_bare_model_finds_its_weights_and_becomes_a_package_again() {
     save(&Package::open(fixture("softcap_q4")).unwrap(), &bare, &SaveOptions::default()).unwrap();
     let package = Package::open(&bare).unwrap();
     let f = package.program().main().unwrap();
-    let blob = f
-        .all_ops()
-        .into_iter()
-        .flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)).collect::<Vec<_>>())
-        .find(|l| l.is_blob())
-        .unwrap();
+    let blob = first_blob(f);
     assert!(!blob.packed(&**f.weights()).unwrap().is_empty());
     let out = dir.path().join("again.mlpackage");
     save(&package, &out, &SaveOptions::default()).unwrap();
@@ -126,12 +132,7 @@ fn a_missing_weight_file_matters_only_when_it_is_read() {
     fs::remove_file(path.join(WEIGHTS)).unwrap();
     let package = Package::open(&path).unwrap();
     let f = package.program().main().unwrap();
-    let literals: Vec<_> = f
-        .all_ops()
-        .into_iter()
-        .flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)).collect::<Vec<_>>())
-        .collect();
-    let blob = literals.iter().find(|l| l.is_blob()).unwrap();
+    let blob = first_blob(f);
     let error = blob.packed(&**f.weights()).unwrap_err().to_string();
     assert!(error.starts_with("weight @model_path/weights/weight.bin:") && error.contains("cannot open"), "{error}");
     for name in ["out.mlpackage", "bare.mlmodel"] {
@@ -146,10 +147,8 @@ fn a_truncated_weight_file_is_reported_when_its_bytes_are_needed() {
     fs::File::options().write(true).open(path.join(WEIGHTS)).unwrap().set_len(200).unwrap();
     let package = Package::open(&path).unwrap();
     let f = package.program().main().unwrap();
-    let errors: Vec<String> = f
-        .all_ops()
+    let errors: Vec<String> = literals(f)
         .into_iter()
-        .flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)).collect::<Vec<_>>())
         .filter(|l| l.is_blob())
         .filter_map(|l| l.packed(&**f.weights()).err())
         .map(|e| e.to_string())
@@ -320,12 +319,7 @@ mod links {
         fs::rename(cache.join("m"), path.join(MODEL)).unwrap();
         let package = Package::open(&path).unwrap();
         let f = package.program().main().unwrap();
-        let blob = f
-            .all_ops()
-            .into_iter()
-            .flat_map(|op| f.op(op).attributes().map(|(_, l)| f.literal(l)).collect::<Vec<_>>())
-            .find(|l| l.is_blob())
-            .unwrap();
+        let blob = first_blob(f);
         let error = blob.packed(&**f.weights()).unwrap_err().to_string();
         assert!(error.contains("leads out of the package"), "{error}");
         let error = save(&package, dir.path().join("second.mlpackage"), &SaveOptions::default()).unwrap_err();

@@ -83,3 +83,28 @@ impl Dataflow {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::DType;
+    use crate::opset::Builder;
+
+    #[test]
+    fn values_lead_from_producers_to_readers() {
+        let mut b = Builder::new("main", "CoreML8");
+        let x = b.input("x", DType::F16, &[2]).unwrap();
+        let left = b.op("relu", [("x", x.into())]).unwrap();
+        let right = b.op("exp", [("x", x.into())]).unwrap();
+        let sum = b.op("add", [("x", left.into()), ("y", right.into())]).unwrap();
+        let f = b.finish(&[("y", sum)]).unwrap();
+        let op = |kind: &str| f.all_ops().into_iter().find(|&op| f.op(op).kind() == kind).unwrap();
+        let graph = Dataflow::of(&f, f.body());
+        assert!(graph.is_acyclic());
+        assert_eq!(graph.graph().edge_count(), 2);
+        assert_eq!(graph.ancestors(op("add")), [op("relu"), op("exp"), op("add")]);
+        assert_eq!(graph.descendants(op("exp")), [op("exp"), op("add")]);
+        assert_eq!(graph.ancestors(op("exp")), [op("exp")]);
+        assert_eq!(graph.dot(&f).matches(" -> ").count(), 2);
+    }
+}

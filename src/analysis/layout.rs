@@ -575,7 +575,7 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
             if f.bool(op, "interleave") == Some(true) { None } else { Layout::concat(parts, view.axis) }
         }
         "stack" => {
-            let axis = normalise(f.int(op, "axis")?, shape.len())?;
+            let axis = views::Stack::of(f, op)?.axis;
             let widened: Vec<Layout> = parts
                 .iter()
                 .map(|p| {
@@ -616,7 +616,7 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
             Some(out)
         }
         "split" => {
-            let axis = normalise(f.int(op, "axis")?, shape.len())?;
+            let axis = views::Split::of(f, op)?.axis;
             let mut begin = 0;
             for &r in &f.op(op).results()[..index] {
                 begin += f.tensor(r)?.shape.get(axis)?.as_known()?;
@@ -698,7 +698,8 @@ fn static_bounds(axis: &AxisSlice) -> Option<(i64, i64, u64)> {
     Some((i64::try_from(axis.begin?).ok()?, axis.stride, len))
 }
 
-fn normalise(axis: i64, rank: usize) -> Option<usize> {
+/// An axis counted from the front.
+pub(crate) fn normalise(axis: i64, rank: usize) -> Option<usize> {
     let rank = rank as i64;
     let axis = if axis < 0 { axis + rank } else { axis };
     (0..rank).contains(&axis).then_some(axis as usize)

@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::analysis::layout::{Layouts, takes_all};
+use crate::analysis::layout::{Layouts, normalise, takes_all};
 use crate::analysis::spelling::{self, Step};
 use crate::ir::{BlockId, Dim, Function, Literal, OpId, Operand, TensorType, Use, ValueId};
 use crate::opset::views;
@@ -584,8 +584,7 @@ pub(super) fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Res
             }
         }
         "cumsum" => {
-            let axis = f.int(op, "axis").unwrap_or(0);
-            if touches(usize::try_from(if axis < 0 { axis + rank as i64 } else { axis }).unwrap_or(fold.axis)) {
+            if normalise(f.int(op, "axis").unwrap_or(0), rank).is_none_or(touches) {
                 return mixes();
             }
         }
@@ -602,8 +601,8 @@ pub(super) fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Res
             }
         }
         "split" => {
-            let Some(axis) = f.int(op, "axis") else { return Err("has an axis that is not constant".into()) };
-            if touches(usize::try_from(if axis < 0 { axis + rank as i64 } else { axis }).unwrap_or(fold.axis)) {
+            let Some(split) = views::Split::of(f, op) else { return Err("has an axis that is not constant".into()) };
+            if touches(split.axis) {
                 return mixes();
             }
         }
