@@ -52,6 +52,8 @@ fn wrong_usage_exits_with_2() {
         &["optimize", "a.mlpackage"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--in-place"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "dce,polish"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "gqa-fold:lowering=columns"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "dce:lowering=rows"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--function", "decode"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--verify", "0"],
         &["verify", "a.mlpackage"],
@@ -324,5 +326,7 @@ fn passes_are_listed() {
         list.lines().any(|l| l.starts_with("gqa-fold") && l.contains("bitwise") && l.contains("default")),
         "{list}"
     );
-    assert!(place.says(0, &["passes", "gqa-fold"]).starts_with("gqa-fold (bitwise, default)\n"));
+    let fold = place.says(0, &["passes", "gqa-fold"]);
+    assert!(fold.starts_with("gqa-fold (bitwise, default)\n"));
+    assert!(fold.contains("gqa-fold:lowering=auto|rows|batch-axes"), "{fold}");
 }

@@ -357,19 +357,132 @@ fn interleaved_heads_are_folded_by_batch_axes() {
 
 #[test]
 fn either_lowering_can_be_asked_for() {
-    use milopt::passes::{GqaFold, Lowering, Pipeline};
     let grouped = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "out");
     for before in [grouped, interleaved(3, 32)] {
-        for (lowering, form) in [(Lowering::Rows, "rows"), (Lowering::BatchAxes, "batch axes")] {
-            let mut after = before.clone();
-            let report =
-                Pipeline::new(vec![Box::new(GqaFold { lowering })]).run(&mut after, &Default::default()).unwrap();
+        for (lowering, form) in [("rows", "rows"), ("batch-axes", "batch axes")] {
+            let (after, report) = optimize(&before, &format!("gqa-fold:lowering={lowering},view-simplify,dce"));
             assert!(report.functions[0].passes[0].fired[0].form.starts_with(form));
             assert_eq!(count(&after, "tile"), 0, "{form}");
-            let verdict = milopt::equiv::check(&before, &after, None, &Default::default()).unwrap();
-            assert!(verdict.satisfies(milopt::equiv::Exactness::Bitwise), "{form}: {verdict}");
         }
     }
+}
+
+#[test]
+fn a_form_is_reported_with_its_hazards() {
+    let signature = "tensor<fp16, [1, 24, 1, 8]> query, tensor<fp16, [1, 12, 8, 8]> keys";
+    let body = "tensor<fp16, [1, 24, 8, 8]> k = tile(x = keys, reps = [1, 2, 1, 1]);
+         tensor<fp16, [1, 24, 1, 8]> y = scaled_dot_product_attention(query = query, key = k, value = k);";
+    let hazards = |before: &milopt::ir::Program, passes: &str| {
+        let (_, report) = optimize(before, passes);
+        report.functions[0].passes[0].fired.iter().flat_map(|f| f.hazards.clone()).collect::<Vec<_>>()
+    };
+    let fused = hazards(&program(signature, body, "y"), DEFAULT);
+    assert!(fused.iter().any(|h| h.contains("more than one row")), "{fused:?}");
+    let few = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "out");
+    assert!(hazards(&few, DEFAULT).is_empty());
+    let broadcast = hazards(&few, "gqa-fold:lowering=batch-axes");
+    assert!(broadcast.iter().all(|h| h.contains("slower than copies")), "{broadcast:?}");
+    let product = "tensor<fp16, [1, 24, 1, 8]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);";
+    for (copies, reported) in [
+        // Two copies of all heads lead, or twelve heads.
+        ("tile(x = keys, reps = [1, 2, 1, 1])".to_string(), false),
+        (
+            format!(
+                "gather(x = keys, indices = {:?}, axis = 1, batch_dims = 0)",
+                (0..24).map(|h| h / 2).collect::<Vec<_>>()
+            ),
+            true,
+        ),
+    ] {
+        let body = format!("tensor<fp16, [1, 24, 8, 8]> k = {copies};\n{product}");
+        let found = hazards(&program(signature, &body, "y"), "gqa-fold:lowering=batch-axes");
+        assert_eq!(found.iter().any(|h| h.contains("coremltools#2650")), reported, "{copies}");
+    }
+}
+
+#[test]
+fn masks_with_rows_of_their_own_are_tiled_on_request() {
+    let layer = |n: u64, query: &str| {
+        ATTENTION
+            .replace("scores", &format!("s{n}"))
+            .replace("scaled", &format!("c{n}"))
+            .replace("masked", &format!("m{n}"))
+            .replace(" p ", &format!(" p{n} "))
+            .replace("x = p,", &format!("x = p{n},"))
+            .replace("out", &format!("o{n}"))
+            .replace("query", query)
+            .replace("[1, 8, 1,", "[1, 8, 5,")
+    };
+    let signature = SIGNATURE.replace("[1, 8, 1, 16]", "[1, 8, 5, 16]").replace("[1, 1, 1, 32]", "[1, 1, 5, 32]");
+    let body = format!("{REPEATS}{}{}", layer(0, "query"), layer(1, "o0"));
+    let before = program(&signature, &body, "o1");
+    let (kept, report) = optimize(&before, DEFAULT);
+    assert_eq!((count(&kept, "tile"), count(&kept, "reshape")), (0, 6));
+    let stays = &report.functions[0].passes[0].declined;
+    assert!(stays.iter().any(|d| d.remedy.as_deref() == Some("the masks are tiled (option masks=tile)")));
+    // The mask is tiled once, and everything between the first product and the last computes in the folded shape.
+    let (tiled, report) = optimize(&before, "gqa-fold:masks=tile,view-simplify,dce");
+    assert_eq!((count(&tiled, "tile"), count(&tiled, "reshape")), (1, 2), "{}", text::print_program(&tiled));
+    let added: u64 = report.functions[0].passes[0].fired.iter().map(|f| f.bytes_added).sum();
+    assert_eq!(added, 2 * 4 * 5 * 32 * 2);
+}
+
+#[test]
+fn one_head_is_multiplied_once_and_its_product_repeated() {
+    for (repeat, order) in [
+        ("gather(x = keys, indices = [0, 0, 0, 0, 1, 1, 1, 1], axis = 1, batch_dims = 0)", "grouped"),
+        ("tile(x = keys, reps = [1, 4, 1, 1])", "interleaved"),
+    ] {
+        for (x, y, shape, transposed) in
+            [("query", "k", "[1, 8, 3, 32]", [false, true]), ("k", "query", "[1, 8, 32, 3]", [false, true])]
+        {
+            let body = format!(
+                "tensor<fp16, [1, 8, 32, 16]> k = {repeat};
+                 tensor<fp16, {shape}> y = matmul(x = {x}, y = {y}, transpose_x = {}, transpose_y = {});",
+                transposed[0], transposed[1]
+            );
+            let signature = "tensor<fp16, [1, 1, 3, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys";
+            let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);
+            let f = main(&after);
+            let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
+            assert_eq!(f.op(matmul).value(if x == "k" { "x" } else { "y" }), f.input("keys"), "{order}");
+            assert_eq!(report.functions[0].passes[0].fired.len(), 1);
+            // Longer queries would make the product larger than the copies.
+            let long = body.replace("[1, 8, 3, 32]", "[1, 8, 90, 32]").replace("[1, 8, 32, 3]", "[1, 8, 32, 90]");
+            let (_, report) = optimize(&program(&signature.replace("1, 3", "1, 90"), &long, "y"), DEFAULT);
+            assert!(declined(&report, "y", "no bytes gained"), "{order}\n{}", report.explain());
+        }
+    }
+}
+
+#[test]
+fn beams_are_left_to_broadcasting() {
+    let signature = "tensor<fp16, [3, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys";
+    for copies in [
+        "tensor<fp16, [3, 2, 32, 16]> b = tile(x = keys, reps = [3, 1, 1, 1]);",
+        "tensor<fp16, [3, 2, 32, 16]> b = concat(values = (keys, keys, keys), axis = 0, interleave = false);",
+    ] {
+        let body = format!(
+            "{copies}
+             tensor<fp16, [3, 8, 32, 16]> k = gather(x = b, indices = [0, 0, 0, 0, 1, 1, 1, 1], axis = 1, batch_dims = 0);
+             tensor<fp16, [3, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);"
+        );
+        let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);
+        let f = main(&after);
+        let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
+        assert_eq!(f.op(matmul).value("y"), f.input("keys"), "{}", report.explain());
+    }
+}
+
+#[test]
+fn refusals_say_what_stays_and_what_would_help() {
+    let attention = ATTENTION.replace("axis = -1", "axis = 1");
+    let (_, report) = optimize(&program(SIGNATURE, &format!("{REPEATS}{attention}"), "out"), DEFAULT);
+    let fold = &report.functions[0].passes[0];
+    let stays = fold.declined.iter().filter(|d| d.keeps == milopt::rewrite::Keeps::Reshapes).count();
+    assert!(stays > 0 && fold.declined.iter().all(|d| d.remedy.is_some()), "{}", report.explain());
+    assert!(report.to_string().contains(&format!("{stays} × reshapes stay")), "{report}");
+    assert!(report.explain().contains("; possible if that op keeps heads and rows apart"), "{}", report.explain());
 }
 
 #[test]

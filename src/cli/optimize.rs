@@ -57,7 +57,10 @@ pub(super) struct Optimize {
 
 fn passes_help() -> String {
     let known: Vec<_> = passes::all().iter().map(|p| p.name).collect();
-    format!("Passes to run instead of the default ones, in this order, out of {}; '' runs none", known.join(", "))
+    format!(
+        "Passes to run instead of the default ones, in this order, out of {}; '' runs none. Options follow a name, as in gqa-fold:masks=tile (see `milopt passes NAME`)",
+        known.join(", ")
+    )
 }
 
 /// The content of the report file.

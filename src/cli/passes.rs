@@ -30,6 +30,10 @@ impl Passes {
         };
         writeln!(out, "{} ({}, {})\n", pass.name, pass.exactness, in_default(pass.default))?;
         out.write_all(plain(&pass.documentation()).as_bytes())?;
+        for (i, option) in pass.options.iter().enumerate() {
+            let heading = if i == 0 { "\nOptions, as in --passes" } else { "           or --passes" };
+            writeln!(out, "{heading} {}:{option}: {}", pass.name, option.summary)?;
+        }
         Ok(())
     }
 }

@@ -51,7 +51,7 @@ impl Pass for Dce {
             let results: Vec<ValueId> = f.op(op).results().to_vec();
             if erase_dead(f, results) > 0 {
                 budget.take();
-                outcome.fired.push(Fired { op: name, form: "nothing reads it".into(), bytes_saved: 0, bytes_added: 0 });
+                outcome.fired.push(Fired::plain(name, "nothing reads it"));
             }
         }
         outcome

@@ -26,6 +26,9 @@
 //! * **batch axes**: `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, for batch 1; interleaved heads the other way
 //!   round. Views only, whatever is known of the sizes.
 //!
+//! * One head times copies of others: multiplied once, the product is repeated. A repeat that fills a batch axis in front
+//!   of the heads (beams) goes: the product broadcasts.
+//!
 //! `scaled_dot_product_attention` folds by rows, keys and values together; the two `einsum` equations that MIL knows
 //! move the group into the other operand's own axis. An op between the repeat and its consumer that treats all heads
 //! of a group alike (RoPE, a scale, a cast) is done before the repeat. Afterwards the reshapes sink towards the next
@@ -33,19 +36,22 @@
 //!
 //! Exactness: bitwise. Assumes: A1, A2, A3, A6, A7, A9 (docs/assumptions.md).
 //! Declines: nothing is repeated; the repeat lies on another axis, or repeats and heads alternate; the shared side is no
-//! view of a smaller value; one operand has a single head; no bytes gained; an op that may not be edited; a state that is
+//! view of a smaller value; no bytes gained; an op that may not be edited; a state that is
 //! overwritten before the reader; keys and values repeated in different ways in one attention op.
 
 mod attention;
 mod commute;
 mod einsum;
+mod hazards;
 mod matmul;
 mod regroup;
 mod shared;
 
+use crate::analysis::layout::Digit;
+use crate::analysis::traffic::batched_operands;
 use crate::ir::{Function, Id, OpId};
 use crate::opset::views;
-use crate::rewrite::{Budget, Context, NoMatch, Outcome, Patch, Rule, drive};
+use crate::rewrite::{Budget, Context, Keeps, NoMatch, Outcome, Patch, Rule, drive};
 
 use super::view_simplify::ViewSimplify;
 use super::{Exactness, Pass};
@@ -56,6 +62,8 @@ use shared::tensor;
 pub struct GqaFold {
     /// How folds are expressed.
     pub lowering: Lowering,
+    /// What becomes of a mask with rows of its own.
+    pub masks: Masks,
 }
 
 impl Pass for GqaFold {
@@ -71,7 +79,7 @@ impl Pass for GqaFold {
         let first_new = f.op_capacity();
         let mut outcome = drive(f, &[&FoldRule { lowering: self.lowering, first_new }], budget);
         let is_new = |op: OpId| op.index() >= first_new;
-        outcome.extend(regroup::sink(f, is_new, budget));
+        outcome.extend(regroup::sink(f, is_new, self.masks, budget));
         // Each reshape that moves up meets another view, and the two become one that may move on.
         while !outcome.fired.is_empty() {
             outcome.extend(ViewSimplify.run(f, budget));
@@ -101,7 +109,11 @@ impl Rule for FoldRule {
             "shape" => shape_of_copies(cx, op),
             _ => commute::sink_repeat(cx, op).map_err(|_| unconsumed(cx, op)),
         };
-        answer.map_err(|no| if op.index() >= self.first_new { NoMatch::UNRELATED } else { no })
+        answer.map_err(|no| match reads_copies(cx, op) {
+            _ if op.index() >= self.first_new => NoMatch::UNRELATED,
+            true => no.keeping(Keeps::Copies),
+            false => no,
+        })
     }
 }
 
@@ -116,6 +128,24 @@ pub enum Lowering {
     Rows,
     /// `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, by broadcasting; for batch 1.
     BatchAxes,
+}
+
+/// What becomes of a mask `[…, 1, q_len, ctx]` between two folded products, whose rows folded rows cannot broadcast.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Masks {
+    /// It stays: the scores return to head layout around it, by views.
+    #[default]
+    Keep,
+    /// Its rows are tiled once per group, so that everything between the products computes in the folded shape.
+    Tile,
+}
+
+/// Whether an op multiplies by a value that repeats heads.
+fn reads_copies(cx: &Context<'_>, op: OpId) -> bool {
+    batched_operands(cx.f, op)
+        .into_iter()
+        .any(|(v, batch)| cx.layouts.of(v).iter().any(|l| l.axes[batch.clone()].iter().flatten().any(Digit::repeats)))
 }
 
 /// A shape that is asked of copies can be asked of what they are copies of, so that it does not keep them alive.
@@ -145,7 +175,8 @@ fn unconsumed(cx: &Context<'_>, op: OpId) -> NoMatch {
         return NoMatch::because("the tile repeats nothing");
     }
     if tile.is_some_and(|t| cx.layouts.over(out, t.x).is_none()) {
-        return NoMatch::because("the repetitions are computed at run time and cannot be resolved");
+        return NoMatch::because("the repetitions are computed at run time and cannot be resolved")
+            .remedy("they follow from the shapes of the inputs, or are constant");
     }
     // Copies are made here if an operand does not repeat yet.
     let operands = f.op(op).operands().iter().filter_map(|o| o.as_value());
@@ -169,5 +200,5 @@ fn unconsumed(cx: &Context<'_>, op: OpId) -> NoMatch {
         }
         at += 1;
     }
-    NoMatch::because("no matmul reads the repeated value")
+    NoMatch::because("no matmul reads the repeated value").remedy("a product reads it through views")
 }

@@ -7,7 +7,7 @@ mod report;
 mod view_simplify;
 
 pub use dce::Dce;
-pub use gqa_fold::{GqaFold, Lowering};
-pub use pipeline::{Pass, PassInfo, Pipeline, PipelineError, RunOptions, all};
+pub use gqa_fold::{GqaFold, Lowering, Masks};
+pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, RunOptions, all};
 pub use report::{Census, Exactness, FunctionReport, PassReport, Report, bytes};
 pub use view_simplify::ViewSimplify;

@@ -1,10 +1,12 @@
 //! Passes in order.
 
+use std::fmt;
+
 use crate::ir::{Function, Program};
 use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
-use super::{Census, Dce, Exactness, FunctionReport, GqaFold, PassReport, Report, ViewSimplify};
+use super::{Census, Dce, Exactness, FunctionReport, GqaFold, Lowering, Masks, PassReport, Report, ViewSimplify};
 
 /// A transformation of one function.
 pub trait Pass: std::fmt::Debug + Send + Sync {
@@ -28,9 +30,35 @@ pub struct PassInfo {
     pub exactness: Exactness,
     /// Whether it is in the default pipeline.
     pub default: bool,
+    /// What can be chosen, as `name:option=value` in a pipeline.
+    pub options: &'static [PassOption],
     /// Its documentation.
     pub help: &'static str,
-    make: fn() -> Box<dyn Pass>,
+    make: fn(&Choices) -> Box<dyn Pass>,
+}
+
+/// A choice that a pass offers.
+#[derive(Debug)]
+pub struct PassOption {
+    /// Its name.
+    pub name: &'static str,
+    /// The values it can have; the first is the default.
+    pub values: &'static [&'static str],
+    /// What it decides, in a sentence.
+    pub summary: &'static str,
+}
+
+/// The values chosen for the options of a pass.
+struct Choices(Vec<(&'static str, &'static str)>);
+
+impl Choices {
+    fn defaults(options: &'static [PassOption]) -> Choices {
+        Choices(options.iter().map(|o| (o.name, o.values[0])).collect())
+    }
+
+    fn is(&self, option: &str, value: &str) -> bool {
+        self.0.contains(&(option, value))
+    }
 }
 
 /// The passes of the crate. The default pipeline is those marked so, in this order.
@@ -42,8 +70,29 @@ pub fn all() -> &'static [PassInfo] {
             summary: "multiply by the KV heads that exist instead of by copies of them",
             exactness: Exactness::Bitwise,
             default: true,
+            options: &[
+                PassOption {
+                    name: "lowering",
+                    values: &["auto", "rows", "batch-axes"],
+                    summary: "how folds are expressed",
+                },
+                PassOption {
+                    name: "masks",
+                    values: &["keep", "tile"],
+                    summary: "whether a mask with rows of its own stays in head layout or is tiled",
+                },
+            ],
             help: include_str!("gqa_fold.rs"),
-            make: || Box::new(GqaFold::default()),
+            make: |choices| {
+                Box::new(GqaFold {
+                    lowering: match () {
+                        _ if choices.is("lowering", "rows") => Lowering::Rows,
+                        _ if choices.is("lowering", "batch-axes") => Lowering::BatchAxes,
+                        _ => Lowering::Auto,
+                    },
+                    masks: if choices.is("masks", "tile") { Masks::Tile } else { Masks::Keep },
+                })
+            },
         },
         // After folding: its reshapes meet those of the model.
         PassInfo {
@@ -51,8 +100,9 @@ pub fn all() -> &'static [PassInfo] {
             summary: "spell every chain of views in the shortest way",
             exactness: Exactness::Bitwise,
             default: true,
+            options: &[],
             help: include_str!("view_simplify.rs"),
-            make: || Box::new(ViewSimplify),
+            make: |_| Box::new(ViewSimplify),
         },
         // Last: what the others left unread, constants above all.
         PassInfo {
@@ -60,13 +110,38 @@ pub fn all() -> &'static [PassInfo] {
             summary: "erase ops that nothing reads",
             exactness: Exactness::Bitwise,
             default: true,
+            options: &[],
             help: include_str!("dce.rs"),
-            make: || Box::new(Dce),
+            make: |_| Box::new(Dce),
         },
     ]
 }
 
 impl PassInfo {
+    /// The pass with its default options.
+    pub fn build(&self) -> Box<dyn Pass> {
+        (self.make)(&Choices::defaults(self.options))
+    }
+
+    /// The pass with options such as `lowering=rows`.
+    fn with(&self, options: &[&str]) -> Result<Box<dyn Pass>, PipelineError> {
+        let mut choices = Choices::defaults(self.options);
+        for text in options {
+            let (name, value) = text.split_once('=').unwrap_or((text, ""));
+            let option = self.options.iter().zip(&mut choices.0).find(|(o, _)| o.name == name);
+            let known = option.and_then(|(o, choice)| Some((choice, o.values.iter().find(|&&v| v == value)?)));
+            let Some((choice, value)) = known else {
+                return Err(PipelineError::UnknownOption {
+                    pass: self.name,
+                    option: text.to_string(),
+                    known: self.options.iter().map(PassOption::to_string).collect::<Vec<_>>().join(", "),
+                });
+            };
+            choice.1 = value;
+        }
+        Ok((self.make)(&choices))
+    }
+
     /// The module documentation of the pass: pseudo-MIL before and after, exactness, refusals.
     pub fn documentation(&self) -> String {
         self.help
@@ -74,6 +149,13 @@ impl PassInfo {
             .take_while(|l| l.starts_with("//!"))
             .map(|l| l.trim_start_matches("//!").strip_prefix(' ').unwrap_or("").to_string() + "\n")
             .collect()
+    }
+}
+
+impl fmt::Display for PassOption {
+    /// `name=value|value`, the default first.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.values.join("|"))
     }
 }
 
@@ -87,6 +169,16 @@ pub enum PipelineError {
         /// The name.
         name: String,
         /// The passes there are.
+        known: String,
+    },
+    /// A pass has no such option, or the option no such value.
+    #[error("pass `{pass}` has no option `{option}`{}", if known.is_empty() { String::new() } else { format!("; there are {known}") })]
+    UnknownOption {
+        /// The pass.
+        pass: &'static str,
+        /// What was asked for.
+        option: String,
+        /// The options there are.
         known: String,
     },
     /// The program has no such function.
@@ -152,7 +244,7 @@ pub struct Pipeline {
 impl Default for Pipeline {
     /// The passes that keep every bit and the interface.
     fn default() -> Pipeline {
-        Pipeline { passes: all().iter().filter(|p| p.default).map(|p| (p.make)()).collect() }
+        Pipeline { passes: all().iter().filter(|p| p.default).map(PassInfo::build).collect() }
     }
 }
 
@@ -162,19 +254,22 @@ impl Pipeline {
         Pipeline { passes }
     }
 
-    /// A pipeline from text: names separated by commas. The empty text is the empty pipeline.
+    /// A pipeline from text: names separated by commas, each followed by the options that are not the default ones, as in
+    /// `gqa-fold:lowering=rows:masks=tile,dce`. The empty text is the empty pipeline.
     ///
     /// # Errors
-    /// [`PipelineError::UnknownPass`].
+    /// [`PipelineError::UnknownPass`] and [`PipelineError::UnknownOption`].
     pub fn parse(text: &str) -> Result<Pipeline, PipelineError> {
         let names = text.split(',').map(str::trim).filter(|n| !n.is_empty());
         let passes = names
-            .map(|name| {
+            .map(|text| {
+                let mut parts = text.split(':').map(str::trim);
+                let name = parts.next().unwrap_or(text);
                 let info = all().iter().find(|p| p.name == name).ok_or_else(|| PipelineError::UnknownPass {
                     name: name.into(),
                     known: all().iter().map(|p| p.name).collect::<Vec<_>>().join(", "),
                 })?;
-                Ok((info.make)())
+                info.with(&parts.collect::<Vec<_>>())
             })
             .collect::<Result<_, _>>()?;
         Ok(Pipeline { passes })

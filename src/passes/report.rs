@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::analysis::traffic::{DISCLAIMER, Traffic};
 use crate::ir::Function;
-use crate::rewrite::{Declined, Fired, Outcome};
+use crate::rewrite::{Declined, Fired, Keeps, Outcome};
 
 /// How far a pass keeps results.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -102,6 +102,39 @@ impl PassReport {
     }
 }
 
+impl fmt::Display for PassReport {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "  {}: {} done, {} declined", self.pass, self.fired.len(), self.declined.len())?;
+        for (form, n) in tally(self.fired.iter().map(|fired| form(&fired.form))) {
+            writeln!(out, "    {n} × {form}")?;
+        }
+        for (keeps, what) in
+            [(Keeps::Copies, "copies stay"), (Keeps::Reshapes, "reshapes stay"), (Keeps::StateOps, "state ops stay")]
+        {
+            let n = self.declined.iter().filter(|d| d.keeps == keeps).count();
+            if n > 0 {
+                writeln!(out, "    {n} × {what} (--explain says why)")?;
+            }
+        }
+        for (hazard, n) in tally(self.fired.iter().flat_map(|fired| fired.hazards.iter().copied())) {
+            writeln!(out, "    hazard of {n}: {hazard}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The part of a form that many rewrites have in common.
+fn form(text: &str) -> &str {
+    text.split(':').next().unwrap_or(text)
+}
+
+fn tally<'a>(items: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> {
+    items.fold(BTreeMap::new(), |mut counts, item| {
+        *counts.entry(item).or_default() += 1;
+        counts
+    })
+}
+
 /// What a pipeline did to one function.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct FunctionReport {
@@ -145,7 +178,7 @@ impl Report {
         for function in &self.functions {
             for pass in &function.passes {
                 for d in &pass.declined {
-                    out.push_str(&format!("{}: {}: {}: {}\n", function.function, pass.pass, d.op, d.reason));
+                    out.push_str(&format!("{}: {}: {d}\n", function.function, pass.pass));
                 }
             }
         }
@@ -174,7 +207,7 @@ impl fmt::Display for Report {
                 row("  values of unknown size", a.traffic.unknown.to_string(), b.traffic.unknown.to_string())?;
             }
             for p in &f.passes {
-                writeln!(out, "  {}: {} done, {} declined", p.pass, p.fired.len(), p.declined.len())?;
+                p.fmt(out)?;
             }
         }
         writeln!(out, "({DISCLAIMER})")

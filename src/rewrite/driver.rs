@@ -1,6 +1,7 @@
 //! Rules and the loop that applies them.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use serde::Serialize;
 
@@ -26,20 +27,46 @@ impl<'f> Context<'f> {
 
 /// Why a rule does not apply.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NoMatch(Option<Cow<'static, str>>);
+pub struct NoMatch {
+    reason: Option<Cow<'static, str>>,
+    remedy: Option<Cow<'static, str>>,
+    keeps: Keeps,
+}
 
 impl NoMatch {
     /// The op is not what the rule is about: nothing to report.
-    pub const UNRELATED: NoMatch = NoMatch(None);
+    pub const UNRELATED: NoMatch = NoMatch { reason: None, remedy: None, keeps: Keeps::Nothing };
 
     /// The op is what the rule is about, but this condition fails.
     pub fn because(reason: impl Into<Cow<'static, str>>) -> NoMatch {
-        NoMatch(Some(reason.into()))
+        NoMatch { reason: Some(reason.into()), ..NoMatch::UNRELATED }
+    }
+
+    /// What would make the rewrite possible.
+    pub fn remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> NoMatch {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
+    /// What stays in the graph because of it.
+    pub fn keeping(mut self, keeps: Keeps) -> NoMatch {
+        self.keeps = keeps;
+        self
     }
 
     /// The reason, if there is one to report.
     pub fn reason(&self) -> Option<&str> {
-        self.0.as_deref()
+        self.reason.as_deref()
+    }
+
+    /// The entry in the report for an op; `None` when there is no reason to report.
+    pub fn declined(self, op: impl Into<String>) -> Option<Declined> {
+        Some(Declined {
+            op: op.into(),
+            reason: self.reason?.into_owned(),
+            remedy: self.remedy.map(Cow::into_owned),
+            keeps: self.keeps,
+        })
     }
 }
 
@@ -94,6 +121,31 @@ pub struct Fired {
     pub bytes_saved: u64,
     /// Bytes per run that are written or read anew.
     pub bytes_added: u64,
+    /// What is known to go wrong with this form on some devices.
+    pub hazards: Vec<&'static str>,
+}
+
+impl Fired {
+    /// A rewrite that moves no bytes.
+    pub fn plain(op: impl Into<String>, form: impl Into<String>) -> Fired {
+        Fired { op: op.into(), form: form.into(), bytes_saved: 0, bytes_added: 0, hazards: vec![] }
+    }
+}
+
+/// What stays in a graph because a rewrite was not done.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Keeps {
+    /// Nothing that the rewrite is there to remove.
+    #[default]
+    Nothing,
+    /// Copies of KV heads.
+    Copies,
+    /// Reshapes around a region that could compute in the folded shape.
+    Reshapes,
+    /// Reads or writes of a state.
+    StateOps,
 }
 
 /// A rewrite that was considered and not done.
@@ -103,6 +155,17 @@ pub struct Declined {
     pub op: String,
     /// The condition that failed.
     pub reason: String,
+    /// What would make it possible.
+    pub remedy: Option<String>,
+    /// What stays because of it.
+    pub keeps: Keeps,
+}
+
+impl fmt::Display for Declined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.op, self.reason)?;
+        self.remedy.iter().try_for_each(|remedy| write!(f, "; possible if {remedy}"))
+    }
 }
 
 /// What a pass did to a function.
@@ -118,7 +181,12 @@ impl Outcome {
     /// Adds what another step did.
     pub fn extend(&mut self, other: Outcome) {
         self.fired.extend(other.fired);
-        for d in other.declined {
+        self.decline(other.declined);
+    }
+
+    /// Adds refusals, each once.
+    pub fn decline(&mut self, declined: impl IntoIterator<Item = Declined>) {
+        for d in declined {
             if !self.declined.contains(&d) {
                 self.declined.push(d);
             }
@@ -157,13 +225,14 @@ fn sweep(f: &mut Function, rules: &[&dyn Rule], budget: &mut Budget, outcome: &m
             form: patch.form.clone(),
             bytes_saved: patch.bytes_saved,
             bytes_added: patch.bytes_added,
+            hazards: patch.hazards.clone(),
         };
         match patch.apply(f) {
             Ok(()) => {
                 budget.take();
                 outcome.fired.push(fired);
             }
-            Err(e) => outcome.declined.push(Declined { op: name, reason: e.to_string() }),
+            Err(e) => outcome.declined.extend(NoMatch::because(e.to_string()).declined(name)),
         }
         at += index + 1;
     }
@@ -178,14 +247,8 @@ fn next_match(f: &Function, ops: &[OpId], rules: &[&dyn Rule], outcome: &mut Out
         for rule in rules {
             match rule.rewrite(&cx, op) {
                 Ok(patch) => return Some((index, patch)),
-                Err(no) => {
-                    if let Some(reason) = no.reason() {
-                        let declined = Declined { op: f.describe(op), reason: reason.to_string() };
-                        if !outcome.declined.contains(&declined) {
-                            outcome.declined.push(declined);
-                        }
-                    }
-                }
+                Err(no) if no.reason().is_none() => {}
+                Err(no) => outcome.decline(no.declined(f.describe(op))),
             }
         }
     }

@@ -19,7 +19,7 @@ mod pattern;
 mod transaction;
 
 pub use dead::{erase_dead, is_erasable, loss};
-pub use driver::{Budget, Context, Declined, Fired, NoMatch, Outcome, Rule, drive};
+pub use driver::{Budget, Context, Declined, Fired, Keeps, NoMatch, Outcome, Rule, drive};
 pub use patch::{Input, NewOp, Patch, PatchError, Ref, is_returned, may_be_returned};
 pub use pattern::{Match, Pattern, PatternError};
 pub use transaction::Transaction;

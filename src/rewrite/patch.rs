@@ -99,12 +99,22 @@ pub struct Patch {
     pub bytes_saved: u64,
     /// Bytes per run that are written or read anew.
     pub bytes_added: u64,
+    /// What is known to go wrong with this form on some devices, for the report.
+    pub hazards: Vec<&'static str>,
 }
 
 impl Patch {
     /// An empty patch whose ops go before `before`.
     pub fn before(before: OpId) -> Patch {
-        Patch { before, ops: vec![], replace: vec![], form: String::new(), bytes_saved: 0, bytes_added: 0 }
+        Patch {
+            before,
+            ops: vec![],
+            replace: vec![],
+            form: String::new(),
+            bytes_saved: 0,
+            bytes_added: 0,
+            hazards: vec![],
+        }
     }
 
     /// Adds an op with one result of type `ty`, to be called `name` (or a fresh variation of it).
@@ -125,7 +135,7 @@ impl Patch {
     }
 
     /// The type of a value, existing or new.
-    fn type_of(&self, f: &Function, r: &Ref) -> Option<TensorType> {
+    pub fn type_of(&self, f: &Function, r: &Ref) -> Option<TensorType> {
         match r {
             Ref::Value(v) => f.tensor(*v).cloned(),
             Ref::New(op, result) => self.ops.get(*op)?.results.get(*result)?.as_tensor().cloned(),

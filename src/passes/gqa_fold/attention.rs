@@ -6,11 +6,12 @@
 
 use crate::analysis::spelling::{self, is_view};
 use crate::analysis::traffic::value_bytes;
-use crate::ir::{Dim, Function, Literal, OpId, Operand, TensorType, ValueId};
+use crate::ir::{Dim, Function, OpId, Operand, TensorType};
 use crate::opset::views;
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
 
-use super::shared::{Heads, repeated, shared, tensor};
+use super::hazards;
+use super::shared::{Heads, gains, repeated, shared, tensor, tile_before, tile_once};
 
 pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let f = cx.f;
@@ -20,7 +21,10 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     match (repeated(cx, attention.key), repeated(cx, attention.value)) {
         (false, false) => return Err(NoMatch::because("neither key nor value is a repeated view")),
         (true, true) => {}
-        _ => return Err(NoMatch::because("only one of key and value is a repeated view")),
+        _ => {
+            return Err(NoMatch::because("only one of key and value is a repeated view")
+                .remedy("the attention is spelled with matmul"));
+        }
     }
     let Some(axis) = query.rank().checked_sub(3).filter(|_| query.rank() == out.rank()) else {
         return Err(NoMatch::UNRELATED);
@@ -28,7 +32,8 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let key = shared(cx, op, attention.key, axis, false)?;
     let value = shared(cx, op, attention.value, axis, false)?;
     if key.heads != value.heads {
-        return Err(NoMatch::because("key and value are repeated in different ways"));
+        return Err(NoMatch::because("key and value are repeated in different ways")
+            .remedy("the attention is spelled with matmul"));
     }
     let heads = &key.heads;
     let (row, inner) = (axis + 1, axis + 2);
@@ -62,16 +67,16 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
         if !is_view(&spelled.steps) {
             patch.bytes_added += 2 * value_bytes(f, v);
             if !known {
-                return Err(NoMatch::because("rows would move data of a size that is not known"));
+                return Err(
+                    NoMatch::because("rows would move data of a size that is not known").remedy("the sizes are fixed")
+                );
             }
         }
     }
-    if known && patch.bytes_saved <= patch.bytes_added {
-        return Err(NoMatch::because(format!(
-            "no bytes gained: {} saved, {} moved instead",
-            patch.bytes_saved, patch.bytes_added
-        )));
+    if known {
+        gains(&patch)?;
     }
+    patch.hazards = hazards::fused_rows(query.shape[row].as_known());
     patch.form = format!("rows of the fused attention: {}", heads.describe());
     Ok(patch)
 }
@@ -134,26 +139,9 @@ impl Mask<'_> {
         times: u64,
     ) -> Result<Ref, NoMatch> {
         let Ref::Value(v) = mask else { return Err(NoMatch::UNRELATED) };
-        let ty = tensor(f, v)?;
-        let mut reps = vec![1i64; ty.rank()];
-        reps[row] = i64::try_from(times).map_err(|_| NoMatch::UNRELATED)?;
-        if let Some(tile) = self.existing(f, reader, v, &reps) {
-            return Ok(tile.into());
+        if tile_before(f, reader, v, row, times).is_none() {
+            patch.bytes_added += 2 * times * value_bytes(f, v);
         }
-        let mut shape = ty.shape.clone();
-        shape[row] = shape[row].checked_mul(&Dim::known(times)).ok_or(NoMatch::UNRELATED)?;
-        let tiled = TensorType::new(ty.dtype, shape);
-        patch.bytes_added += 2 * tiled.byte_len().unwrap_or(0);
-        let inputs = [("x", Input::One(mask)), ("reps", Input::Const(Literal::ints(&reps)))];
-        Ok(patch.op("tile", format!("{}_rows", f.value(v).name()), inputs, tiled))
-    }
-
-    fn existing(&self, f: &Function, reader: OpId, mask: ValueId, reps: &[i64]) -> Option<ValueId> {
-        f.users(mask).into_iter().find_map(|op| {
-            let data = f.op(op);
-            let same = data.kind() == "tile" && f.ints(op, "reps").as_deref() == Some(reps);
-            let before = data.block() == f.op(reader).block() && f.comes_before(op, reader);
-            (same && before && data.value("x") == Some(mask)).then(|| data.results().first().copied())?
-        })
+        tile_once(f, patch, reader, v, row, times).ok_or(NoMatch::UNRELATED)
     }
 }

@@ -6,11 +6,11 @@
 
 use crate::analysis::spelling::{MAX_RANK, Order};
 use crate::analysis::traffic::{batched_operands, value_bytes};
-use crate::ir::{DType, Dim, Function, Literal, OpId, Operand, TensorType, ValueId};
+use crate::ir::{Dim, Function, Literal, OpId, Operand, TensorType, ValueId};
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, is_returned};
 
 use super::regroup::{Fold, is_data, member};
-use super::shared::{Heads, Shared, shared, tensor};
+use super::shared::{Heads, Shared, shared, tensor, tile};
 
 pub(super) fn sink_repeat(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let f = cx.f;
@@ -25,7 +25,7 @@ pub(super) fn sink_repeat(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> 
     let all_heads = heads.kv_heads.checked_mul(&heads.group).ok_or(NoMatch::UNRELATED)?;
     let fold = Fold { axis, head: vec![all_heads.clone()], folded: vec![heads.kv_heads.clone()] };
     member(f, &fold, op, f.op(op).block()).map_err(|_| NoMatch::UNRELATED)?;
-    if !lands_in_products(f, result) || (shape.len() == MAX_RANK && heads.order == Order::Grouped) {
+    if !lands_in_products(f, result) {
         return Err(NoMatch::UNRELATED);
     }
 
@@ -125,8 +125,8 @@ fn parameter(f: &Function, op: OpId, name: &str, operand: &Operand, fold: &Fold)
     resized().unwrap_or_else(|| constant_or_value(f, operand))
 }
 
-/// The heads of `once` repeated as `heads` says.
-fn repeat(
+/// The heads of `once` repeated as `heads` says; `None` where that takes more axes than there can be.
+pub(super) fn repeat(
     f: &Function,
     patch: &mut Patch,
     once: Ref,
@@ -136,22 +136,17 @@ fn repeat(
     heads: &Heads,
 ) -> Option<Ref> {
     let group = heads.group.as_known()?;
-    let tile = |patch: &mut Patch, x: Ref, shape: &[Dim], at: usize, dtype: DType| {
-        let mut reps = vec![1i64; shape.len()];
-        reps[at] = i64::try_from(group).ok()?;
-        let mut to = shape.to_vec();
-        to[at] = to[at].checked_mul(&heads.group)?;
-        let inputs = [("x", Input::One(x)), ("reps", Input::Const(Literal::ints(&reps)))];
-        Some(patch.op("tile", format!("{name}_again"), inputs, TensorType::new(dtype, to)))
-    };
-    let dtype = patch.dtype(f, &once)?;
+    let again = format!("{name}_again");
     if heads.order == Order::Interleaved {
-        return tile(patch, once, small, axis, dtype);
+        return tile(f, patch, once, axis, group, &again);
+    }
+    if small.len() >= MAX_RANK {
+        return None;
     }
     let mut wide = small.to_vec();
     wide.insert(axis + 1, Dim::known(1));
     let x = patch.reshape(f, once, &format!("{name}_wide"), &wide)?;
-    let tiled = tile(patch, x, &wide, axis + 1, dtype)?;
+    let tiled = tile(f, patch, x, axis + 1, group, &again)?;
     let mut to = small.to_vec();
     to[axis] = to[axis].checked_mul(&heads.group)?;
     patch.reshape(f, tiled, name, &to)

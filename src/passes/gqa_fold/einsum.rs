@@ -9,7 +9,7 @@ use crate::analysis::traffic::value_bytes;
 use crate::ir::{Function, Literal, OpId, TensorType, ValueId};
 use crate::rewrite::{Context, Input, NoMatch, Patch};
 
-use super::shared::{repeated, shared, tensor};
+use super::shared::{gains, repeated, shared, tensor};
 
 pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let f = cx.f;
@@ -25,7 +25,7 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
         (false, true) => (y, x, heads_axis - 1),
     };
     if tensor(f, x)?.shape[heads_axis] != tensor(f, y)?.shape[heads_axis] {
-        return Err(NoMatch::because("one operand has a single head: multiplying once is not supported"));
+        return Err(NoMatch::because("one operand has a single head").remedy("the product is spelled with matmul"));
     }
     let once = shared(cx, op, repeats, heads_axis, false)?;
     let heads = &once.heads;
@@ -56,11 +56,8 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
             patch.bytes_added += 2 * value_bytes(f, v);
         }
     }
-    if patch.bytes_saved <= patch.bytes_added && out.known_shape().is_some() {
-        return Err(NoMatch::because(format!(
-            "no bytes gained: {} saved, {} moved instead",
-            patch.bytes_saved, patch.bytes_added
-        )));
+    if out.known_shape().is_some() {
+        gains(&patch)?;
     }
     patch.form = format!("einsum: {}", heads.describe());
     Ok(patch)

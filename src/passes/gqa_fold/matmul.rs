@@ -1,13 +1,16 @@
 //! Folding one `matmul`.
 
+use crate::analysis::layout::Layout;
+use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling;
 use crate::analysis::traffic::value_bytes;
-use crate::ir::{DType, Dim, Literal, OpId, TensorType, ValueId};
+use crate::ir::{DType, Dim, Function, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
+use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, loss};
 
-use super::Lowering;
-use super::shared::{Shared, repeated, shared, tensor};
+use super::commute::repeat;
+use super::shared::{Shared, gains, reads_overwritten_state, repeated, shared, tensor};
+use super::{Lowering, hazards};
 
 /// Bytes that may move for each byte that is saved before rows give way to batch axes: one in this many.
 const FEW: u64 = 16;
@@ -25,14 +28,15 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId, lowering: Lowering) -> Result<Pat
         });
     }
     if rank < 3 || y.rank() != rank {
-        return Err(NoMatch::because("the operands have no batch axis in common"));
+        return Err(
+            NoMatch::because("the operands have no batch axis in common").remedy("both have the rank of the product")
+        );
     }
     if x.dtype != y.dtype {
-        return Err(NoMatch::because("the operands have different element types"));
+        return Err(NoMatch::because("the operands have different element types").remedy("both are cast to one type"));
     }
-    let axis = rank - 3;
-    if x.shape[axis] != y.shape[axis] {
-        return Err(NoMatch::because("one operand has a single head: multiplying once is not supported"));
+    if let Some(patch) = broadcast(cx, op, &m) {
+        return Ok(patch);
     }
     let side = |right: bool| Fold::new(cx, op, &m, right).and_then(|fold| fold.patch(lowering));
     match (on_y, on_x) {
@@ -40,6 +44,63 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId, lowering: Lowering) -> Result<Pat
         (false, true) => side(false),
         _ => side(true).or_else(|first| side(false).map_err(|_| first)),
     }
+}
+
+/// A repeat that fills a whole batch axis in front of the heads (beams) is what `matmul` does by broadcasting.
+fn broadcast(cx: &Context<'_>, op: OpId, m: &views::Matmul) -> Option<Patch> {
+    let f = cx.f;
+    let &[result] = f.op(op).results() else { return None };
+    let out = f.tensor(result)?;
+    [(m.y, m.x, "y"), (m.x, m.y, "x")].into_iter().find_map(|(repeated, other, param)| {
+        let (own, others) = (&f.tensor(repeated)?.shape, &f.tensor(other)?.shape);
+        let (layout, axis) = (0..own.len().checked_sub(3)?).find_map(|axis| {
+            let fills = |l: &&Layout| !own[axis].is_one() && spelling::repeats_only(&l.axes[axis]);
+            let layouts = cx.layouts.of(repeated);
+            (own[axis] == others[axis]).then(|| layouts.iter().skip(1).find(fills).cloned())?.map(|l| (l, axis))
+        })?;
+        let mut once = layout.clone();
+        once.axes[axis].clear();
+        let mut small = own.to_vec();
+        small[axis] = Dim::known(1);
+        let steps = spelling::spell(&f.tensor(layout.source)?.shape, &once, &small)?;
+        if reads_overwritten_state(f, op, layout.source) || dying_carries_loss(f, op, repeated, layout.source) {
+            return None;
+        }
+
+        let mut patch = Patch::before(op);
+        let shared = patch.steps(f, layout.source, &format!("{}_shared", f.value(repeated).name()), &steps)?;
+        let (x, y) = if param == "x" { (shared, m.y.into()) } else { (m.x.into(), shared) };
+        let name = f.value(result).name().as_str();
+        let out = product(&mut patch, name, [(x, m.transpose_x), (y, m.transpose_y)], out.dtype, &out.shape);
+        patch.replace(result, out);
+        patch.bytes_saved = value_bytes(f, repeated);
+        patch.bytes_added = if spelling::is_view(&steps) { 0 } else { 2 * value_bytes(f, layout.source) };
+        patch.form = format!("the product broadcasts batch axis {axis}");
+        (patch.bytes_saved > patch.bytes_added || !known(f, repeated)).then_some(patch)
+    })
+}
+
+fn dying_carries_loss(f: &Function, reader: OpId, v: ValueId, source: ValueId) -> bool {
+    dying_without(f, reader, v, source).into_iter().any(|op| loss(f, op).is_some())
+}
+
+fn known(f: &Function, v: ValueId) -> bool {
+    f.tensor(v).is_some_and(|t| spelling::unknowns(&t.shape) == 0)
+}
+
+/// Adds a `matmul`.
+fn product(patch: &mut Patch, name: &str, [(x, tx), (y, ty)]: [(Ref, bool); 2], dtype: DType, shape: &[Dim]) -> Ref {
+    patch.op(
+        "matmul",
+        format!("{name}_grouped"),
+        [
+            ("x", Input::One(x)),
+            ("y", Input::One(y)),
+            ("transpose_x", Input::Const(Literal::bool(tx))),
+            ("transpose_y", Input::Const(Literal::bool(ty))),
+        ],
+        TensorType::new(dtype, shape.iter().cloned()),
+    )
 }
 
 /// A matmul of which one operand is repeated.
@@ -79,6 +140,12 @@ impl<'c, 'f> Fold<'c, 'f> {
     }
 
     fn patch(&self, lowering: Lowering) -> Result<Patch, NoMatch> {
+        if self.shape(self.other)[self.axis].is_one() {
+            return self.multiply_once();
+        }
+        if self.shape(self.other)[self.axis] != self.shape(self.repeated)[self.axis] {
+            return Err(NoMatch::because("the operands are not provably of as many heads"));
+        }
         let rows = self.rows();
         let batch = || self.batch_axes();
         let mut patch = match lowering {
@@ -90,18 +157,47 @@ impl<'c, 'f> Fold<'c, 'f> {
                 Err(no) => batch().map_err(|_| no)?,
             },
         };
-        if patch.bytes_saved <= patch.bytes_added && self.is_known() {
-            return Err(NoMatch::because(format!(
-                "no bytes gained: {} saved, {} moved instead",
-                patch.bytes_saved, patch.bytes_added
-            )));
+        if self.is_known() {
+            gains(&patch)?;
         }
         patch.form = format!("{}: {}", patch.form, self.shared.heads.describe());
         Ok(patch)
     }
 
     fn is_known(&self) -> bool {
-        [self.repeated, self.other, self.result].iter().all(|&v| spelling::unknowns(self.shape(v)) == 0)
+        [self.repeated, self.other, self.result].iter().all(|&v| known(self.cx.f, v))
+    }
+
+    /// One head times copies of others: the product with each of the others once, then copies of the product.
+    fn multiply_once(&self) -> Result<Patch, NoMatch> {
+        let f = self.cx.f;
+        let heads = &self.shared.heads;
+        let mut patch = Patch::before(self.op);
+        let mut small = self.shape(self.repeated).to_vec();
+        small[self.axis] = heads.kv_heads.clone();
+        let (once, moved) = self.shared.operand(f, &mut patch, self.repeated, small)?;
+        let once = (once, self.repeated_transposed != self.shared.flipped);
+        let other = (self.other.into(), self.other_transposed);
+        let mut out = self.shape(self.result).to_vec();
+        if out[self.axis] != self.shape(self.repeated)[self.axis] {
+            return Err(NoMatch::UNRELATED);
+        }
+        out[self.axis] = heads.kv_heads.clone();
+        let operands = if self.right { [other, once] } else { [once, other] };
+        let each = self.matmul(&mut patch, operands, &out);
+        let name = f.value(self.result).name().as_str();
+        let copies = repeat(f, &mut patch, each, name, &out, self.axis, heads)
+            .ok_or_else(|| NoMatch::because("copies of the product would have more than five axes"))?;
+        patch.replace(self.result, copies);
+        if !self.is_known() {
+            return Err(NoMatch::because("one head is multiplied by copies of a size that is not known"));
+        }
+        let group = heads.group.as_known().unwrap_or(1).max(1);
+        patch.bytes_added = moved + 2 * value_bytes(f, self.result) / group;
+        patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
+        gains(&patch)?;
+        patch.form = format!("multiplied once, the product repeated: {}", heads.describe());
+        Ok(patch)
     }
 
     /// `y[…, heads, q, k]` as rows: `[…, kv_heads, group·q, k]`, times the shared columns `[…, kv_heads, k, n]`; for a
@@ -117,11 +213,13 @@ impl<'c, 'f> Fold<'c, 'f> {
         let (row, column) = if self.right { (axis + 1, axis + 2) } else { (axis + 2, axis + 1) };
         let back = heads.rows_back(self.result, out, axis, row, column).ok_or(NoMatch::UNRELATED)?;
         if [&rows, &back].iter().any(|s| spelling::cost(&s.steps) >= spelling::COMPUTED_RESHAPE_COST) {
-            return Err(NoMatch::because("the rows and the keys both have a size that is not known"));
+            return Err(NoMatch::because("the rows and the keys both have a size that is not known")
+                .remedy("the lowering is batch axes or one of the sizes is fixed"));
         }
         let moves = !spelling::is_view(&rows.steps) || !spelling::is_view(&back.steps);
         if moves && !self.is_known() {
-            return Err(NoMatch::because("rows would move data of a size that is not known"));
+            return Err(NoMatch::because("rows would move data of a size that is not known")
+                .remedy("the lowering is batch axes or the sizes are fixed"));
         }
 
         let mut patch = Patch::before(self.op);
@@ -151,7 +249,8 @@ impl<'c, 'f> Fold<'c, 'f> {
         let lead = axis.saturating_sub(1);
         let unit_in_front = |v: ValueId| axis == 0 || self.shape(v)[lead].is_one();
         if ![self.other, self.repeated, self.result].into_iter().all(unit_in_front) {
-            return Err(NoMatch::because("there is no batch axis of extent one for the groups"));
+            return Err(NoMatch::because("there is no batch axis of extent one for the groups")
+                .remedy("the batch is 1 or the lowering is rows"));
         }
         let (split, once) = (heads.pair(&heads.kv_heads, &heads.group), heads.pair(&heads.kv_heads, &Dim::known(1)));
         let with = |shape: &[Dim], heads: &[Dim; 2]| [&shape[..lead], &heads[..], &shape[axis + 1..]].concat();
@@ -171,23 +270,14 @@ impl<'c, 'f> Fold<'c, 'f> {
         patch.replace(self.result, out);
         patch.bytes_added = moved;
         patch.form = "batch axes".into();
+        patch.hazards = hazards::batch_axes(split[0].as_known());
         patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
         Ok(patch)
     }
 
-    fn matmul(&self, patch: &mut Patch, [(x, tx), (y, ty)]: [(Ref, bool); 2], shape: &[Dim]) -> Ref {
+    fn matmul(&self, patch: &mut Patch, operands: [(Ref, bool); 2], shape: &[Dim]) -> Ref {
         let f = self.cx.f;
         let dtype = f.tensor(self.result).map_or(DType::F16, |t| t.dtype);
-        patch.op(
-            "matmul",
-            format!("{}_grouped", f.value(self.result).name()),
-            [
-                ("x", Input::One(x)),
-                ("y", Input::One(y)),
-                ("transpose_x", Input::Const(Literal::bool(tx))),
-                ("transpose_y", Input::Const(Literal::bool(ty))),
-            ],
-            TensorType::new(dtype, shape.iter().cloned()),
-        )
+        product(patch, f.value(self.result).name().as_str(), operands, dtype, shape)
     }
 }

@@ -22,12 +22,16 @@ use std::ops::Range;
 
 use crate::analysis::layout::{Layouts, normalise, takes_all};
 use crate::analysis::spelling::{self, Step};
+use crate::analysis::traffic::value_bytes;
 use crate::ir::{BlockId, Dim, Function, Literal, OpId, Operand, TensorType, Use, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Budget, Declined, Fired, Outcome, Patch, PatchError, Transaction, is_returned};
+use crate::rewrite::{Budget, Fired, Keeps, NoMatch, Outcome, Patch, PatchError, Ref, Transaction, is_returned};
+
+use super::Masks;
+use super::shared::{tile_before, tile_once};
 
 /// Sinks every reshape into head layout among those that `is_new` admits, as far as it pays.
-pub(super) fn sink(f: &mut Function, is_new: impl Fn(OpId) -> bool, budget: &mut Budget) -> Outcome {
+pub(super) fn sink(f: &mut Function, is_new: impl Fn(OpId) -> bool, masks: Masks, budget: &mut Budget) -> Outcome {
     let mut outcome = Outcome::default();
     let mut done: BTreeSet<OpId> = BTreeSet::new();
     for op in f.all_ops() {
@@ -35,7 +39,7 @@ pub(super) fn sink(f: &mut Function, is_new: impl Fn(OpId) -> bool, budget: &mut
             continue;
         }
         let Some(fold) = Fold::undone_by(f, op) else { continue };
-        let region = Region::below(f, fold, op);
+        let region = Region::below(f, fold, op, masks);
         done.extend(region.entries.iter().copied());
         if !region.members.is_empty() && !region.settle(f, op, "sunk", budget, &mut outcome) {
             break;
@@ -121,6 +125,13 @@ impl Fold {
         self.replaced(shape, &self.head)
     }
 
+    /// How many heads share a KV head, where rows are folded: their rows follow each other.
+    fn group(&self) -> Option<u64> {
+        let ([heads, rows], [kv_heads, folded]) = (&self.head[..], &self.folded[..]) else { return None };
+        let group = heads.checked_div(kv_heads)?;
+        (group.checked_mul(rows).as_ref() == Some(folded)).then(|| group.as_known())?
+    }
+
     fn touches(&self, axis: usize) -> bool {
         self.axes().contains(&axis)
     }
@@ -139,11 +150,14 @@ enum Outside {
     Constant(Literal),
     /// These steps from that value.
     Spelled(ValueId, Vec<Step>),
+    /// That value with an axis tiled.
+    Tiled(ValueId, usize, u64),
 }
 
 #[derive(Debug)]
 struct Region {
     fold: Fold,
+    masks: Masks,
     /// Reshapes into head layout whose results members read.
     entries: Vec<OpId>,
     /// Ops that will compute in the folded shape, in block order.
@@ -156,14 +170,15 @@ struct Region {
     outside: BTreeMap<(OpId, usize), Outside>,
     /// Why ops next to the region are not part of it.
     borders: Vec<String>,
-    /// Why some operand cannot follow.
-    blocked: Option<String>,
+    /// Why some operand cannot follow, and what would let it.
+    blocked: Option<(String, &'static str)>,
 }
 
 impl Region {
-    fn new(fold: Fold) -> Region {
+    fn new(fold: Fold, masks: Masks) -> Region {
         Region {
             fold,
+            masks,
             entries: vec![],
             members: vec![],
             exits: vec![],
@@ -175,8 +190,8 @@ impl Region {
     }
 
     /// What reads a reshape into head layout, as far down as it goes.
-    fn below(f: &Function, fold: Fold, entry: OpId) -> Region {
-        let mut region = Region::new(fold);
+    fn below(f: &Function, fold: Fold, entry: OpId, masks: Masks) -> Region {
+        let mut region = Region::new(fold, masks);
         region.entries.push(entry);
         let mut work: Vec<ValueId> = f.op(entry).results().to_vec();
         while let Some(v) = work.pop() {
@@ -216,7 +231,7 @@ impl Region {
     /// What a reshape to the folded shape reads, as far up as nothing else reads it.
     fn above(f: &Function, fold: Fold, exit: OpId) -> Region {
         let block = f.op(exit).block();
-        let mut region = Region::new(fold);
+        let mut region = Region::new(fold, Masks::Keep);
         region.exits.push(exit);
         let mut wanted: Vec<ValueId> = f.op(exit).value("x").into_iter().collect();
         let mut grown = true;
@@ -295,20 +310,23 @@ impl Region {
                 if operand.as_value().is_some_and(|v| self.is_inside(f, v)) {
                     // Broadcasting aligns to the right, the two axes are counted from the left.
                     if ELEMENTWISE.contains(&f.op(op).kind().as_str()) && rank(f, operand) != result_rank(f, op) {
-                        self.blocked.get_or_insert(format!("{} broadcasts over the rank", f.describe(op)));
+                        self.blocked.get_or_insert((
+                            format!("{} broadcasts over the rank", f.describe(op)),
+                            "its operands have the rank of its result",
+                        ));
                     }
                     continue;
                 }
-                match follow(f, &layouts, &self.fold, op, operand) {
+                match follow(f, &layouts, &self.fold, self.masks, op, operand) {
                     Ok(outside) => {
                         self.outside.insert((op, i), outside);
                     }
-                    Err(reason) => {
+                    Err(no) => {
                         let what = match operand {
                             Operand::Value(v) => format!("operand `{}`", f.value(*v).name()),
                             Operand::Literal(_) => format!("the constant `{param}`"),
                         };
-                        self.blocked.get_or_insert(format!("{what} of {} {reason}", f.describe(op)));
+                        self.blocked.get_or_insert((format!("{what} of {} {}", f.describe(op), no.reason), no.remedy));
                     }
                 }
             }
@@ -334,33 +352,46 @@ impl Region {
         gone as i64 - (self.leaks.len() + added.len()) as i64
     }
 
-    fn refusal(&self, f: &Function) -> Option<String> {
-        if let Some(reason) = &self.blocked {
-            return Some(format!("the reshapes stay: {reason}"));
+    /// Bytes that are written and read to tile masks.
+    fn bytes_added(&self, f: &Function) -> u64 {
+        let mut tiled = BTreeMap::new();
+        for (&(op, _), outside) in &self.outside {
+            if let Outside::Tiled(v, axis, group) = *outside
+                && tile_before(f, op, v, axis, group).is_none()
+            {
+                tiled.insert((v, axis), 2 * group * value_bytes(f, v));
+            }
         }
-        if self.gain(f) > 0 {
-            return None;
+        tiled.into_values().sum()
+    }
+
+    fn refusal(&self, f: &Function) -> Option<NoMatch> {
+        let stay = |reason: &str| NoMatch::because(format!("the reshapes stay: {reason}")).keeping(Keeps::Reshapes);
+        match &self.blocked {
+            Some((reason, remedy)) => Some(stay(reason).remedy(*remedy)),
+            None if self.gain(f) > 0 => None,
+            None => Some(match self.borders.first() {
+                Some(border) => stay(border).remedy("that op keeps heads and rows apart, or does not read the scores"),
+                None => stay("as many would have to be added as would go").remedy("another folded product reads them"),
+            }),
         }
-        Some(match self.borders.first() {
-            Some(border) => format!("the reshapes stay: {border}"),
-            None => "the reshapes stay: as many would have to be added as would go".into(),
-        })
     }
 
     /// Moves the region, or says why not; `false` when the budget is spent.
     fn settle(&self, f: &mut Function, seed: OpId, verb: &str, budget: &mut Budget, outcome: &mut Outcome) -> bool {
         let op = f.describe(seed);
-        if let Some(reason) = self.refusal(f) {
-            outcome.declined.push(Declined { op, reason });
+        if let Some(no) = self.refusal(f) {
+            outcome.decline(no.declined(op));
             return true;
         }
         if !budget.take() {
             return false;
         }
-        let form = format!("{verb} through {} ops, {} reshapes fewer", self.members.len(), self.gain(f));
+        let form = format!("{verb}: through {} ops, {} reshapes fewer", self.members.len(), self.gain(f));
+        let bytes_added = self.bytes_added(f);
         match self.apply(f) {
-            Ok(()) => outcome.fired.push(Fired { op, form, bytes_saved: 0, bytes_added: 0 }),
-            Err(e) => outcome.declined.push(Declined { op, reason: e.to_string() }),
+            Ok(()) => outcome.fired.push(Fired { bytes_added, ..Fired::plain(op, form) }),
+            Err(e) => outcome.decline(NoMatch::because(e.to_string()).keeping(Keeps::Reshapes).declined(op)),
         }
         true
     }
@@ -376,7 +407,7 @@ impl Region {
                 }
             }
         }
-        let mut spelled: Vec<(ValueId, &[Step], ValueId)> = Vec::new();
+        let mut made: Vec<(&Outside, ValueId)> = Vec::new();
         for &op in &self.members {
             for ((_, operand), outside) in self.outside.range((op, 0)..=(op, usize::MAX)) {
                 let to = match outside {
@@ -387,15 +418,12 @@ impl Region {
                         let name = format!("{}_{}", base.as_deref().unwrap_or("c"), param.as_deref().unwrap_or("c"));
                         t.insert_const(op, &name, literal.clone())
                     }
-                    Outside::Spelled(v, steps) => match spelled.iter().find(|(w, s, _)| w == v && s == steps) {
-                        Some(&(_, _, made)) => made,
+                    _ => match made.iter().find(|(same, _)| *same == outside) {
+                        Some(&(_, v)) => v,
                         None => {
-                            let mut patch = Patch::before(op);
-                            let name = format!("{}_grouped", t.value(*v).name());
-                            let at = patch.steps(&t, *v, &name, steps).ok_or_else(|| unsized_value(&name))?;
-                            let made = t.insert(&patch, &at)?;
-                            spelled.push((*v, steps, made));
-                            made
+                            let v = outside.make(&mut t, op)?;
+                            made.push((outside, v));
+                            v
                         }
                     },
                 };
@@ -463,8 +491,23 @@ impl Region {
 impl Outside {
     fn value(&self) -> Option<ValueId> {
         match self {
-            Outside::Spelled(v, _) => Some(*v),
+            Outside::Spelled(v, _) | Outside::Tiled(v, _, _) => Some(*v),
             _ => None,
+        }
+    }
+
+    /// Adds the ops that make it, before `op`.
+    fn make(&self, t: &mut Transaction<'_>, op: OpId) -> Result<ValueId, PatchError> {
+        let mut patch = Patch::before(op);
+        let base = self.value().map_or("c", |v| t.value(v).name().as_str());
+        let at = match self {
+            Outside::Spelled(v, steps) => patch.steps(t, *v, &format!("{base}_grouped"), steps),
+            Outside::Tiled(v, axis, group) => tile_once(t, &mut patch, op, *v, *axis, *group),
+            Outside::Free | Outside::Constant(_) => None,
+        };
+        match at.ok_or_else(|| unsized_value(base))? {
+            Ref::Value(v) => Ok(v),
+            at => t.insert(&patch, &at),
         }
     }
 }
@@ -672,15 +715,24 @@ fn spells_whole(f: &Function, fold: &Fold, op: OpId) -> bool {
     })
 }
 
+/// Why an operand from outside cannot follow, and what would let it.
+#[derive(Clone, Copy, Debug)]
+struct Stays {
+    reason: &'static str,
+    remedy: &'static str,
+}
+
 /// How an operand from outside follows a member into the folded shape.
 fn follow(
     f: &Function,
     layouts: &Layouts<'_>,
     fold: &Fold,
+    masks: Masks,
     op: OpId,
     operand: &Operand,
-) -> Result<Outside, &'static str> {
-    let odd = "is no tensor that fits the result";
+) -> Result<Outside, Stays> {
+    let odd =
+        Stays { reason: "is no tensor that fits the result", remedy: "it has the head axis, or broadcasts along it" };
     let ty = f.operand_type(operand).as_tensor().ok_or(odd)?;
     let rank = result_rank(f, op).ok_or(odd)?;
     let kind = f.op(op).kind().as_str();
@@ -717,8 +769,18 @@ fn follow(
             (None, Operand::Literal(_)) => return Err(odd),
         });
     }
+    let tiles = masks == Masks::Tile && pair[0].is_one() && pair.get(1) == fold.head.get(1);
+    if let (true, Some(v), Some(group)) = (tiles, operand.as_value(), fold.group()) {
+        return Ok(Outside::Tiled(v, fold.axis + 1 - missing, group));
+    }
     Err(match pair[0].is_one() {
-        true => "differs from row to row and is the same for all heads, which folded rows cannot broadcast",
-        false => "differs from head to head and is the same for all rows, which folded rows cannot broadcast",
+        true => Stays {
+            reason: "differs from row to row and is the same for all heads, which folded rows cannot broadcast",
+            remedy: "the masks are tiled (option masks=tile)",
+        },
+        false => Stays {
+            reason: "differs from head to head and is the same for all rows, which folded rows cannot broadcast",
+            remedy: "it is given for every row",
+        },
     })
 }

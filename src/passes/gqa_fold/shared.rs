@@ -4,9 +4,9 @@ use crate::analysis::layout::{Axis, Digit, Layout};
 use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling::{self, Order, Step};
 use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
-use crate::ir::{Dim, Function, Id, OpId, TensorType, ValueId};
+use crate::ir::{Dim, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Context, NoMatch, Patch, Ref, loss};
+use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, loss};
 
 use crate::passes::view_simplify::op_cost;
 
@@ -152,12 +152,57 @@ impl Shared {
     pub(super) fn bytes_saved(&self, f: &Function, reader: OpId, repeated: ValueId) -> Result<u64, NoMatch> {
         let dying = dying_without(f, reader, repeated, self.source);
         if let Some((op, what)) = dying.iter().find_map(|&op| Some((op, loss(f, op)?))) {
-            return Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op))));
+            return Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op)))
+                .remedy("the op carries nothing beyond the schema"));
         }
         let read = value_bytes(f, repeated);
         let group = self.heads.group.as_known().unwrap_or(1).max(1);
         Ok(read - read / group + dying.iter().map(|&op| op_bytes(f, op)).sum::<u64>())
     }
+}
+
+/// Adds a `tile` of one axis, or finds the one that was made before `op`.
+pub(super) fn tile_once(f: &Function, patch: &mut Patch, op: OpId, v: ValueId, axis: usize, times: u64) -> Option<Ref> {
+    match tile_before(f, op, v, axis, times) {
+        Some(tile) => Some(tile.into()),
+        None => tile(f, patch, v.into(), axis, times, &format!("{}_rows", f.value(v).name())),
+    }
+}
+
+/// The value tiled along one axis, where it exists before `op`.
+pub(super) fn tile_before(f: &Function, op: OpId, v: ValueId, axis: usize, times: u64) -> Option<ValueId> {
+    let reps = reps(f.tensor(v)?.rank(), axis, times)?;
+    f.users(v).into_iter().find_map(|user| {
+        let data = f.op(user);
+        let same = data.kind() == "tile" && f.ints(user, "reps").as_deref() == Some(&reps);
+        let before = data.block() == f.op(op).block() && f.comes_before(user, op);
+        (same && before && data.value("x") == Some(v)).then(|| data.results().first().copied())?
+    })
+}
+
+/// Adds a `tile` of one axis.
+pub(super) fn tile(f: &Function, patch: &mut Patch, x: Ref, axis: usize, times: u64, name: &str) -> Option<Ref> {
+    let mut ty = patch.type_of(f, &x)?;
+    let reps = reps(ty.rank(), axis, times)?;
+    ty.shape[axis] = ty.shape[axis].checked_mul(&Dim::known(times))?;
+    let inputs = [("x", Input::One(x)), ("reps", Input::Const(Literal::ints(&reps)))];
+    Some(patch.op("tile", name, inputs, ty))
+}
+
+fn reps(rank: usize, axis: usize, times: u64) -> Option<Vec<i64>> {
+    let mut reps = vec![1; rank];
+    *reps.get_mut(axis)? = i64::try_from(times).ok()?;
+    Some(reps)
+}
+
+/// Refuses a patch that moves no fewer bytes than it saves.
+pub(super) fn gains(patch: &Patch) -> Result<(), NoMatch> {
+    if patch.bytes_saved > patch.bytes_added {
+        return Ok(());
+    }
+    let (saved, added) = (patch.bytes_saved, patch.bytes_added);
+    Err(NoMatch::because(format!("no bytes gained: {saved} saved, {added} moved instead"))
+        .remedy("the operands are spelled in grouped order, in which the fold moves nothing"))
 }
 
 /// Whether some layout of the value repeats.
@@ -176,7 +221,8 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
     let shape: Vec<Dim> = tensor(f, v)?.shape.to_vec();
     let rank = shape.len();
     let mut best: Option<(i64, Shared)> = None;
-    let mut refusal = NoMatch::because("the repeated operand is no view of a value that holds each head once");
+    let mut refusal = NoMatch::because("the repeated operand is no view of a value that holds each head once")
+        .remedy("what stands between the repeat and the product treats the heads of a group alike");
     for layout in cx.layouts.of(v).iter().skip(1).filter(|l| l.repeats()) {
         let Some(repeat) = spelling::take_repeat(layout, axis) else {
             refusal = why_not_separable(layout, axis, rank);
@@ -188,7 +234,7 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
             continue;
         };
         if kv_heads.as_known().is_none() || repeat.group.as_known().is_none() {
-            refusal = NoMatch::because("the number of heads is not known");
+            refusal = NoMatch::because("the number of heads is not known").remedy("the heads are of a fixed number");
             continue;
         }
         let mut small = shape.clone();
@@ -216,7 +262,8 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
     }
     let (_, shared) = best.ok_or(refusal)?;
     if reads_overwritten_state(f, reader, shared.source) {
-        return Err(NoMatch::because("it would read a state's old content after the state is written"));
+        return Err(NoMatch::because("it would read a state's old content after the state is written")
+            .remedy("the state is read again after the write, or written after the product"));
     }
     Ok(shared)
 }
@@ -227,14 +274,16 @@ fn why_not_separable(layout: &Layout, axis: usize, rank: usize) -> NoMatch {
         Some(i) if i + 2 >= rank => {
             NoMatch::because(format!("the repeat lies on axis {i} of the matrices, not on a batch axis"))
         }
-        Some(i) => NoMatch::because(format!("the repeat lies on batch axis {i}, not on the one next to the rows")),
-        None => NoMatch::because("repeats and heads alternate within the head axis"),
+        Some(i) => NoMatch::because(format!("the repeat lies on batch axis {i}, not on the one next to the rows"))
+            .remedy(format!("axis {i} holds nothing but copies, which a matmul broadcasts")),
+        None => NoMatch::because("repeats and heads alternate within the head axis")
+            .remedy("each head's copies stand together, or each set of all heads"),
     }
 }
 
 /// Whether a value is a view of a state as it was read before a write that comes before `reader`. Copies made in between
 /// would be gone.
-fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
+pub(super) fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
     let mut at = v;
     while let Some(op) = f.producer(at) {
         if let Some(read) = views::ReadState::of(f, op) {
