@@ -4,5 +4,6 @@ pub mod dataflow;
 pub mod layout;
 pub mod liveness;
 pub mod spelling;
+pub mod state;
 pub mod traffic;
 pub mod values;

@@ -130,6 +130,16 @@ impl Poly {
         Some(p)
     }
 
+    /// Whether this is at least the other, provably.
+    pub fn is_at_least(&self, other: &Poly, f: &Function) -> bool {
+        at_least(f, self, other) == Some(true)
+    }
+
+    /// The unknowns it depends on, each term's product apart, with their coefficients.
+    pub fn terms(&self) -> impl Iterator<Item = (&[Unknown], i64)> {
+        self.terms.iter().map(|(u, &c)| (&u[..], c))
+    }
+
     /// The largest value that the bounds of the sizes admit; `None` when there is none or it is not known.
     pub fn upper(&self, f: &Function) -> Option<i64> {
         self.bound(f, true)
@@ -220,7 +230,8 @@ impl Values {
         self.known.get(&operand.as_value()?).cloned()
     }
 
-    fn param(&self, f: &Function, op: OpId, name: &str) -> Option<Vec<Option<Poly>>> {
+    /// The elements of a parameter.
+    pub fn param(&self, f: &Function, op: OpId, name: &str) -> Option<Vec<Option<Poly>>> {
         match f.op(op).param(name) {
             [one] => self.operand(f, one),
             _ => None,

@@ -70,3 +70,9 @@ impl fmt::Debug for Name {
         fmt::Debug::fmt(&self.0, f)
     }
 }
+
+impl serde::Serialize for Name {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.as_str())
+    }
+}

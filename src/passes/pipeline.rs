@@ -16,6 +16,12 @@ pub trait Pass: std::fmt::Debug + Send + Sync {
     fn exactness(&self) -> Exactness;
     /// Changes the function through [`crate::rewrite`]; at most as many rewrites as the budget has left.
     fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome;
+    /// Changes several functions of one program, an outcome for each; for passes that touch what functions share. `others`
+    /// are the functions of the program that must stay as they are. By itself, it runs on one after the other.
+    fn run_all(&self, functions: &mut [&mut Function], others: &[&Function], budget: &mut Budget) -> Vec<Outcome> {
+        let _ = others;
+        functions.iter_mut().map(|f| self.run(f, budget)).collect()
+    }
 }
 
 /// A pass that comes with the crate.
@@ -292,40 +298,53 @@ impl Pipeline {
                 known: program.functions().iter().map(|f| f.name().as_str()).collect::<Vec<_>>().join(", "),
             });
         }
-        let mut report = Report::default();
-        for f in program.functions_mut() {
-            if options.function.as_deref().is_some_and(|name| f.name() != name) {
-                continue;
-            }
-            report.functions.push(self.run_function(f, &mut budget)?);
-        }
-        Ok(report)
+        let (selected, others): (Vec<&mut Function>, Vec<&mut Function>) = program
+            .functions_mut()
+            .iter_mut()
+            .partition(|f| options.function.as_deref().is_none_or(|name| f.name() == name));
+        self.run_on(selected, &others.into_iter().map(|f| &*f).collect::<Vec<_>>(), &mut budget)
     }
 
-    fn run_function(&self, f: &mut Function, budget: &mut Budget) -> Result<FunctionReport, PipelineError> {
+    fn run_on(
+        &self,
+        mut functions: Vec<&mut Function>,
+        others: &[&Function],
+        budget: &mut Budget,
+    ) -> Result<Report, PipelineError> {
+        let mut reports = functions.iter_mut().map(|f| self.begin(f)).collect::<Result<Vec<_>, _>>()?;
+        for round in 0..MAX_ROUNDS {
+            let mut fired = false;
+            for (i, pass) in self.passes.iter().enumerate() {
+                let outcomes = pass.run_all(&mut functions, others, budget);
+                for ((f, report), outcome) in functions.iter().zip(&mut reports).zip(outcomes) {
+                    verify::function(f).map_err(|source| {
+                        let (pass, function) = (pass.name().into(), f.name().to_string());
+                        PipelineError::Broken { pass, function, source }
+                    })?;
+                    fired |= !outcome.fired.is_empty();
+                    report.passes[i].add(outcome, round == 0);
+                }
+            }
+            if !fired || budget.is_spent() {
+                break;
+            }
+        }
+        for (f, report) in functions.iter().zip(&mut reports) {
+            report.passes.iter_mut().for_each(|pass| pass.settle(f));
+            report.after = Census::of(f);
+        }
+        Ok(Report { functions: reports })
+    }
+
+    /// Checks that a function can be rewritten and counts what it is made of.
+    fn begin(&self, f: &mut Function) -> Result<FunctionReport, PipelineError> {
         if !self.passes.is_empty() {
             verify::rewritable(f)
                 .map_err(|source| PipelineError::Malformed { function: f.name().to_string(), source })?;
         }
         crate::analysis::values::resolve(f);
         let before = Census::of(f);
-        let mut passes: Vec<PassReport> = self.passes.iter().map(|pass| PassReport::of(&**pass)).collect();
-        for round in 0..MAX_ROUNDS {
-            let mut fired = false;
-            for (pass, report) in self.passes.iter().zip(&mut passes) {
-                let outcome = pass.run(f, budget);
-                verify::function(f).map_err(|source| {
-                    let (pass, function) = (pass.name().into(), f.name().to_string());
-                    PipelineError::Broken { pass, function, source }
-                })?;
-                fired |= !outcome.fired.is_empty();
-                report.add(outcome, round == 0);
-            }
-            if !fired || budget.is_spent() {
-                break;
-            }
-        }
-        passes.iter_mut().for_each(|report| report.settle(f));
-        Ok(FunctionReport { function: f.name().to_string(), before, after: Census::of(f), passes })
+        let passes = self.passes.iter().map(|pass| PassReport::of(&**pass)).collect();
+        Ok(FunctionReport { function: f.name().to_string(), after: before.clone(), before, passes })
     }
 }

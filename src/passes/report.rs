@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::analysis::traffic::{DISCLAIMER, Traffic};
 use crate::ir::Function;
-use crate::rewrite::{Declined, Fired, Keeps, Outcome};
+use crate::rewrite::{Declined, Fired, InterfaceChange, Keeps, Outcome};
 
 /// How far a pass keeps results.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -78,17 +78,26 @@ pub struct PassReport {
     pub fired: Vec<Fired>,
     /// Rewrites that were considered and not done.
     pub declined: Vec<Declined>,
+    /// How the interface changed.
+    pub interface: Vec<InterfaceChange>,
 }
 
 impl PassReport {
     /// A pass that did nothing yet.
     pub(super) fn of(pass: &dyn super::Pass) -> PassReport {
-        PassReport { pass: pass.name().into(), exactness: pass.exactness(), fired: vec![], declined: vec![] }
+        PassReport {
+            pass: pass.name().into(),
+            exactness: pass.exactness(),
+            fired: vec![],
+            declined: vec![],
+            interface: vec![],
+        }
     }
 
     /// Adds a run of the pass. Refusals are those of the first: later ones are about what the pipeline made itself.
     pub(super) fn add(&mut self, outcome: Outcome, first: bool) {
         self.fired.extend(outcome.fired);
+        self.interface.extend(outcome.interface);
         if first {
             self.declined = outcome.declined;
         }
@@ -159,6 +168,12 @@ impl Report {
     /// Whether any rewrite was done.
     pub fn changed(&self) -> bool {
         self.functions.iter().flat_map(|f| &f.passes).any(|p| !p.fired.is_empty())
+    }
+
+    /// How the interface of a function changed, in order.
+    pub fn interface(&self, function: &str) -> Vec<&InterfaceChange> {
+        let passes = self.functions.iter().filter(|f| f.function == function).flat_map(|f| &f.passes);
+        passes.flat_map(|p| &p.interface).collect()
     }
 
     /// The weakest promise among the passes that did something.

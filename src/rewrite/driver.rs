@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::analysis::layout::Layouts;
 use crate::ir::{Function, OpId};
 
-use super::Patch;
+use super::{InterfaceChange, Patch};
 
 /// What a rule may look at.
 pub struct Context<'f> {
@@ -175,12 +175,15 @@ pub struct Outcome {
     pub fired: Vec<Fired>,
     /// Rewrites that were considered and not done.
     pub declined: Vec<Declined>,
+    /// How the interface changed.
+    pub interface: Vec<InterfaceChange>,
 }
 
 impl Outcome {
     /// Adds what another step did.
     pub fn extend(&mut self, other: Outcome) {
         self.fired.extend(other.fired);
+        self.interface.extend(other.interface);
         self.decline(other.declined);
     }
 

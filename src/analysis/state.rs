@@ -1,0 +1,446 @@
+//! What states hold: memory SSA over `read_state` and `write_state`.
+//!
+//! The reads and writes of one state form a chain in list order. Each write makes a new *version* of the content, version 0
+//! being what the state holds when the function starts; a read is a snapshot of the version before it. A write whose data is
+//! `slice_update(x = read of the version before, …)` changes one *region* of the content and keeps the rest; what reads look
+//! at is followed through slices to a region as well. Positions that only running the program tells are polynomials over
+//! the elements of inputs, so that the boxes of two layers, or of `[p, p+1)` and `[p+1, p+2)`, are provably apart.
+
+use std::collections::BTreeMap;
+
+use petgraph::graph::{DiGraph, NodeIndex};
+
+use crate::ir::{Dim, Function, OpId, Use, ValueId};
+use crate::opset::views;
+
+use super::values::{Poly, Values};
+
+/// What is taken of one axis: `extent` indices from `begin` on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// First index.
+    pub begin: Poly,
+    /// Number of indices.
+    pub extent: Poly,
+    /// Step between indices.
+    pub stride: i64,
+    /// Whether this is provably all of the axis.
+    pub whole: bool,
+}
+
+impl Span {
+    /// All of an axis.
+    fn all(size: &Dim) -> Option<Span> {
+        Some(Span { begin: Poly::constant(0), extent: Poly::of_dim(size)?, stride: 1, whole: true })
+    }
+
+    /// The index behind the last one, for stride one.
+    pub fn end(&self) -> Option<Poly> {
+        self.begin.add(&self.extent)
+    }
+
+    /// The index behind the last one, whatever the stride.
+    fn behind(&self) -> Option<Poly> {
+        let steps = self.extent.sub(&Poly::constant(1))?.mul(&Poly::constant(self.stride))?;
+        self.begin.add(&steps)?.add(&Poly::constant(1))
+    }
+
+    /// Whether no index is in both, provably.
+    fn is_apart(&self, other: &Span, f: &Function) -> bool {
+        let before = |a: &Span, b: &Span| a.behind().is_some_and(|end| b.begin.is_at_least(&end, f));
+        if self.stride < 0 || other.stride < 0 {
+            return false;
+        }
+        let offset = self.begin.sub(&other.begin).and_then(|d| d.as_constant());
+        let interleaved = self.stride == other.stride && offset.is_some_and(|d| d % self.stride != 0);
+        before(self, other) || before(other, self) || interleaved
+    }
+
+    /// Whether every index of the other is in this one, provably.
+    fn covers(&self, other: &Span, f: &Function) -> bool {
+        if self.whole || self == other {
+            return true;
+        }
+        let ends = |a: &Span| a.end();
+        let inside = |a: &Span, b: &Span| Some(ends(a)?.is_at_least(&ends(b)?, f));
+        self.stride == 1
+            && other.stride == 1
+            && other.begin.is_at_least(&self.begin, f)
+            && inside(self, other) == Some(true)
+    }
+}
+
+/// A box of a state, a span per axis.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Region(pub Vec<Span>);
+
+impl Region {
+    /// All of a tensor; `None` when it is too large to count.
+    pub fn all(shape: &[Dim]) -> Option<Region> {
+        shape.iter().map(Span::all).collect::<Option<_>>().map(Region)
+    }
+
+    /// Whether no element is in both, provably.
+    pub fn is_apart(&self, other: &Region, f: &Function) -> bool {
+        self.0.iter().zip(&other.0).any(|(a, b)| a.is_apart(b, f))
+    }
+
+    /// Whether every element of the other is in this one, provably.
+    pub fn covers(&self, other: &Region, f: &Function) -> bool {
+        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| a.covers(b, f))
+    }
+
+    /// Whether both are the same box, provably.
+    pub fn is(&self, other: &Region, f: &Function) -> bool {
+        self.covers(other, f) && other.covers(self, f)
+    }
+}
+
+/// A change of one box of a state.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Update {
+    /// The `slice_update`.
+    pub op: OpId,
+    /// The `read_state` that it takes the rest from.
+    pub read: OpId,
+    /// What is put into the box, without the axes that are squeezed.
+    pub value: ValueId,
+    /// The box.
+    pub region: Region,
+    /// Axes of the state that `value` does not have.
+    pub squeezed: Vec<usize>,
+}
+
+/// One op of a chain.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Access {
+    /// A `read_state` and the snapshot it makes.
+    Read {
+        /// The op.
+        op: OpId,
+        /// The snapshot.
+        value: ValueId,
+        /// The version it is of.
+        version: usize,
+    },
+    /// A `write_state`; it makes the next version.
+    Write {
+        /// The op.
+        op: OpId,
+        /// The new content.
+        data: ValueId,
+        /// The version it makes.
+        version: usize,
+        /// The box it changes, where it keeps the rest of the version before.
+        update: Option<Update>,
+    },
+}
+
+impl Access {
+    /// The op.
+    pub fn op(&self) -> OpId {
+        match self {
+            Access::Read { op, .. } | Access::Write { op, .. } => *op,
+        }
+    }
+
+    /// The update, for a write that is one.
+    pub fn update(&self) -> Option<&Update> {
+        match self {
+            Access::Write { update, .. } => update.as_ref(),
+            Access::Read { .. } => None,
+        }
+    }
+}
+
+/// The reads and writes of one state, in order.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Chain {
+    /// The state, an input of the function.
+    pub state: ValueId,
+    /// Its reads and writes in the body of the function.
+    pub accesses: Vec<Access>,
+    /// An op that uses the state from within a nested block, or in a way that is not known.
+    pub elsewhere: Option<OpId>,
+}
+
+impl Chain {
+    /// The reads.
+    pub fn reads(&self) -> impl Iterator<Item = (OpId, ValueId, usize)> {
+        self.accesses.iter().filter_map(|a| match a {
+            Access::Read { op, value, version } => Some((*op, *value, *version)),
+            Access::Write { .. } => None,
+        })
+    }
+
+    /// The writes, in order; that of version n is number n − 1.
+    pub fn writes(&self) -> impl Iterator<Item = (OpId, ValueId, Option<&Update>)> {
+        self.accesses.iter().filter_map(|a| match a {
+            Access::Write { op, data, update, .. } => Some((*op, *data, update.as_ref())),
+            Access::Read { .. } => None,
+        })
+    }
+
+    /// Whether an op is an update of this chain that keeps the rest of a snapshot.
+    fn takes_rest(&self, f: &Function, op: OpId, snapshot: ValueId) -> bool {
+        let updates = self.writes().any(|(_, _, u)| u.is_some_and(|u| u.op == op));
+        updates && f.op(op).value("x") == Some(snapshot) && f.op(op).value("update") != Some(snapshot)
+    }
+
+    /// The read whose snapshot a value is.
+    pub fn read_of(&self, v: ValueId) -> Option<(OpId, usize)> {
+        self.reads().find(|&(_, value, _)| value == v).map(|(op, _, version)| (op, version))
+    }
+}
+
+/// A part of a state that something looks at: the last value on the way from a read whose axes are axes of the state.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Look {
+    /// The value.
+    pub value: ValueId,
+    /// What it holds of the state.
+    pub region: Region,
+    /// The axis of the state that each of its axes is; `None` for one of extent one that was added.
+    pub axes: Vec<Option<usize>>,
+}
+
+/// The chains of a function.
+#[derive(Clone, Debug)]
+pub struct States {
+    chains: Vec<Chain>,
+    values: Values,
+}
+
+impl States {
+    /// Analyses a function.
+    pub fn of(f: &Function) -> States {
+        let values = Values::compute(f);
+        let states = f.inputs().iter().copied().filter(|&v| f.ty(v).as_state().is_some());
+        let chains = states.map(|state| chain(f, &values, state)).collect();
+        States { chains, values }
+    }
+
+    /// A chain per state, in the order of the inputs.
+    pub fn chains(&self) -> &[Chain] {
+        &self.chains
+    }
+
+    /// The small integers of the function.
+    pub fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// The chain that an op belongs to.
+    pub fn chain_of(&self, op: OpId) -> Option<&Chain> {
+        self.chains.iter().find(|c| c.accesses.iter().any(|a| a.op() == op))
+    }
+
+    /// The value itself as a part of the state it is read from; `None` when its producer is no read, or no slice or view
+    /// whose axes are axes of the state.
+    pub fn look(&self, f: &Function, v: ValueId) -> Option<(&Chain, usize, Look)> {
+        let op = f.producer(v)?;
+        if let Some(chain) = self.chain_of(op) {
+            let (_, version) = chain.read_of(v)?;
+            let shape = &f.tensor(v)?.shape;
+            let axes = (0..shape.len()).map(Some).collect();
+            return Some((chain, version, Look { value: v, region: Region::all(shape)?, axes }));
+        }
+        let (chain, version, from) = self.look(f, f.op(op).value("x")?)?;
+        Some((chain, version, step(f, &self.values, op, v, from)?))
+    }
+
+    /// What the readers of a snapshot look at, through slices and views. A `slice_update` of the chain that takes the rest
+    /// from it looks at nothing.
+    pub fn looks(&self, f: &Function, chain: &Chain, read: ValueId) -> Vec<Look> {
+        let mut out = Vec::new();
+        let mut work: Vec<Look> = self.look(f, read).into_iter().map(|(_, _, look)| look).collect();
+        while let Some(look) = work.pop() {
+            let mut ends = false;
+            for u in f.value(look.value).uses() {
+                if look.value == read && u.op().is_some_and(|op| chain.takes_rest(f, op, read)) {
+                    continue;
+                }
+                let further = u.op().and_then(|op| {
+                    let &[result] = f.op(op).results() else { return None };
+                    (f.op(op).value("x") == Some(look.value))
+                        .then(|| step(f, &self.values, op, result, look.clone()))?
+                });
+                match further {
+                    Some(further) => work.push(further),
+                    None => ends = true,
+                }
+            }
+            if ends {
+                out.push(look);
+            }
+        }
+        out
+    }
+
+    /// The reads and writes of a chain that must keep their order: an edge from the earlier to the later of each two that
+    /// may touch the same element, of which one writes. The read that a `slice_update` takes the rest from does not count.
+    pub fn hazards(&self, f: &Function, chain: &Chain) -> DiGraph<OpId, ()> {
+        let mut graph = DiGraph::new();
+        let nodes: BTreeMap<OpId, NodeIndex> =
+            chain.accesses.iter().map(|a| (a.op(), graph.add_node(a.op()))).collect();
+        let touched: Vec<(OpId, bool, Option<Vec<Region>>)> =
+            chain.accesses.iter().map(|a| self.touches(f, chain, a)).collect();
+        for (i, (first, writes, regions)) in touched.iter().enumerate() {
+            for (second, also_writes, others) in &touched[i + 1..] {
+                let apart = match (regions, others) {
+                    (Some(a), Some(b)) => a.iter().all(|a| b.iter().all(|b| a.is_apart(b, f))),
+                    _ => false,
+                };
+                if (*writes || *also_writes) && !apart {
+                    graph.add_edge(nodes[first], nodes[second], ());
+                }
+            }
+        }
+        graph
+    }
+
+    /// The op, whether it writes, and what it touches of the state; `None` for all of it.
+    fn touches(&self, f: &Function, chain: &Chain, access: &Access) -> (OpId, bool, Option<Vec<Region>>) {
+        match access {
+            Access::Write { op, update, .. } => (*op, true, update.as_ref().map(|u| vec![u.region.clone()])),
+            Access::Read { op, value, .. } => {
+                (*op, false, Some(self.looks(f, chain, *value).into_iter().map(|l| l.region).collect()))
+            }
+        }
+    }
+}
+
+fn chain(f: &Function, values: &Values, state: ValueId) -> Chain {
+    let mut chain = Chain { state, accesses: vec![], elsewhere: None };
+    let mut version = 0;
+    let mut reads: BTreeMap<ValueId, (OpId, usize)> = BTreeMap::new();
+    for op in f.ops(f.body()) {
+        if views::ReadState::of(f, op).is_some_and(|r| r.state == state) {
+            let Some(&value) = f.op(op).results().first() else { continue };
+            reads.insert(value, (op, version));
+            chain.accesses.push(Access::Read { op, value, version });
+        } else if let Some(write) = views::WriteState::of(f, op).filter(|w| w.state == state) {
+            let update = update(f, values, &reads, version, write.data);
+            version += 1;
+            chain.accesses.push(Access::Write { op, data: write.data, version, update });
+        } else if uses_state(f, op, state) {
+            chain.elsewhere.get_or_insert(op);
+        }
+    }
+    chain
+}
+
+/// Whether an op, or one in its blocks, uses a state.
+fn uses_state(f: &Function, op: OpId, state: ValueId) -> bool {
+    f.value(state).uses().iter().any(|u| {
+        let user = match *u {
+            Use::Op { op, .. } => Some(op),
+            Use::Output { block, .. } => f.block(block).parent(),
+        };
+        user.and_then(|user| f.ancestor_in(user, f.body())) == Some(op)
+    })
+}
+
+fn update(
+    f: &Function,
+    values: &Values,
+    reads: &BTreeMap<ValueId, (OpId, usize)>,
+    version: usize,
+    data: ValueId,
+) -> Option<Update> {
+    let op = f.producer(data).filter(|&op| f.op(op).kind() == "slice_update" && f.op(op).block() == f.body())?;
+    let slice = views::Slice::of(f, op)?;
+    let (read, of) = *reads.get(&slice.x)?;
+    if of != version {
+        return None;
+    }
+    let value = slice.update?;
+    let region = region(f, values, op, &Region::all(&f.tensor(slice.x)?.shape)?, &f.tensor(value)?.shape)?;
+    let squeezed = (0..slice.axes.len()).filter(|&i| slice.axes[i].squeeze).collect();
+    Some(Update { op, read, value, region, squeezed })
+}
+
+/// What a slice op takes of a region that its `x` holds; `taken` is the shape of what it takes, without squeezed axes.
+fn region(f: &Function, values: &Values, op: OpId, of: &Region, taken: &[Dim]) -> Option<Region> {
+    let slice = views::Slice::of(f, op)?;
+    let x = f.tensor(slice.x)?;
+    let begins = values.param(f, op, "begin");
+    let masked = f.ints(op, "begin_mask");
+    let mut sizes = taken.iter();
+    let mut spans = Vec::new();
+    for (i, (axis, outer)) in slice.axes.iter().zip(&of.0).enumerate() {
+        let extent = if axis.squeeze { Poly::constant(1) } else { Poly::of_dim(sizes.next()?)? };
+        let open = masked.as_ref().and_then(|m| m.get(i)) == Some(&1) && axis.stride > 0 && !axis.squeeze;
+        let begin = match axis.begin {
+            Some(begin) => Poly::constant(i64::try_from(begin).ok()?),
+            None if open => Poly::constant(0),
+            None => begins.as_ref()?.get(i)?.clone()?,
+        };
+        let whole = axis.stride == 1 && begin.as_constant() == Some(0) && extent == Poly::of_dim(&x.shape[i])?;
+        spans.push(within(outer, begin, extent, axis.stride, whole)?);
+    }
+    Some(Region(spans))
+}
+
+/// The span of a span.
+fn within(outer: &Span, begin: Poly, extent: Poly, stride: i64, whole: bool) -> Option<Span> {
+    if whole {
+        return Some(outer.clone());
+    }
+    let begin = outer.begin.add(&begin.mul(&Poly::constant(outer.stride))?)?;
+    Some(Span { begin, extent, stride: outer.stride.checked_mul(stride)?, whole: false })
+}
+
+/// What an op's result holds, when its `x` is a part of a state and the axes stay axes of the state.
+fn step(f: &Function, values: &Values, op: OpId, result: ValueId, from: Look) -> Option<Look> {
+    let inner = Region(
+        from.axes.iter().map(|a| a.map_or_else(unit, |a| Some(from.region.0[a].clone()))).collect::<Option<_>>()?,
+    );
+    let keep = |axes: Vec<Option<usize>>, region: Region| Some(Look { value: result, region, axes });
+    match &**f.op(op).kind() {
+        "identity" | "cast" => keep(from.axes, from.region),
+        "slice_by_index" => {
+            let slice = views::Slice::of(f, op)?;
+            let taken = region(f, values, op, &inner, &f.tensor(result)?.shape)?;
+            let mut whole = from.region;
+            for (axis, span) in from.axes.iter().zip(taken.0) {
+                axis.map(|a| whole.0[a] = span);
+            }
+            let axes = from.axes.iter().zip(&slice.axes).filter(|(_, s)| !s.squeeze).map(|(a, _)| *a).collect();
+            keep(axes, whole)
+        }
+        "slice_by_size" => {
+            let begins = values.param(f, op, "begin")?;
+            let (x, out) = (f.tensor(f.op(op).value("x")?)?, f.tensor(result)?);
+            let mut whole = from.region;
+            for (i, axis) in from.axes.iter().enumerate() {
+                let Some(a) = *axis else { continue };
+                let begin = begins.get(i)?.clone()?;
+                let all = begin.as_constant() == Some(0) && x.shape[i] == out.shape[i];
+                whole.0[a] = within(&inner.0[i], begin, Poly::of_dim(&out.shape[i])?, 1, all)?;
+            }
+            keep(from.axes, whole)
+        }
+        "transpose" => {
+            let perm = views::Transpose::of(f, op)?.perm;
+            keep(perm.iter().map(|&p| from.axes.get(p).copied()).collect::<Option<_>>()?, from.region)
+        }
+        "squeeze" => {
+            let dropped = views::Squeeze::of(f, op)?.axes;
+            let kept = from.axes.iter().enumerate().filter(|(i, _)| !dropped.contains(i));
+            keep(kept.map(|(_, a)| *a).collect(), from.region)
+        }
+        "expand_dims" => {
+            let added = views::ExpandDims::of(f, op)?.axes;
+            let mut left = from.axes.into_iter();
+            let rank = f.tensor(result)?.rank();
+            let axes = (0..rank).map(|i| if added.contains(&i) { Some(None) } else { left.next() });
+            keep(axes.collect::<Option<_>>()?, from.region)
+        }
+        _ => None,
+    }
+}
+
+fn unit() -> Option<Span> {
+    Span::all(&Dim::known(1))
+}

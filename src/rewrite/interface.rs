@@ -1,0 +1,117 @@
+//! Changes of what a function takes and gives, for whoever calls it and for the equivalence check.
+
+use serde::Serialize;
+
+use crate::analysis::values::{Poly, Unknown};
+use crate::ir::{DType, Function, Name};
+
+/// A change of the interface that keeps what is computed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "change", rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum InterfaceChange {
+    /// States became one: their contents one behind the other along axis 0, in this order.
+    Joined {
+        /// The states as they were.
+        states: Vec<Name>,
+        /// The state that holds them all.
+        into: Name,
+    },
+    /// A state became an input that the function only reads; the caller writes.
+    ReadOnly(HostWrite),
+}
+
+/// What the caller writes into a cache that the function only reads: after each run, `cache[box] = output`. The box has the
+/// shape of the output.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct HostWrite {
+    /// The input that was a state of this name.
+    pub cache: Name,
+    /// Element type of the cache and of the output.
+    #[serde(serialize_with = "dtype_name")]
+    pub dtype: DType,
+    /// Shape of the cache.
+    pub cache_shape: Vec<u64>,
+    /// The output that holds what is to be written.
+    pub output: Name,
+    /// Shape of the output, and so of the box; `None` for a size that differs from run to run.
+    pub output_shape: Vec<Option<u64>>,
+    /// Where the box begins on each axis.
+    pub begin: Vec<Position>,
+}
+
+fn dtype_name<S: serde::Serializer>(dtype: &DType, s: S) -> Result<S::Ok, S::Error> {
+    s.collect_str(dtype)
+}
+
+/// An index that follows from the inputs of the run: a constant plus terms.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Position {
+    /// The constant part.
+    pub constant: i64,
+    /// What is added to it.
+    pub terms: Vec<Term>,
+}
+
+/// A coefficient times something the caller knows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Term {
+    /// The coefficient.
+    pub coefficient: i64,
+    /// What it multiplies.
+    #[serde(flatten)]
+    pub source: Source,
+}
+
+/// An integer that the caller knows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "source", rename_all = "kebab-case")]
+pub enum Source {
+    /// An element of an input, by its row-major position.
+    Element {
+        /// The input.
+        input: Name,
+        /// The position.
+        index: u32,
+    },
+    /// A size of an input.
+    Size {
+        /// The input.
+        input: Name,
+        /// The axis.
+        axis: usize,
+    },
+}
+
+impl Position {
+    /// A polynomial as the caller sees it; `None` when it is not linear, or depends on something that the function computes.
+    pub fn of(f: &Function, poly: &Poly) -> Option<Position> {
+        let mut position = Position::default();
+        for (unknowns, coefficient) in poly.terms() {
+            match unknowns {
+                [] => position.constant = coefficient,
+                [unknown] => position.terms.push(Term { coefficient, source: source(f, *unknown)? }),
+                _ => return None,
+            }
+        }
+        Some(position)
+    }
+
+    /// The index, given the elements and sizes of the inputs; `None` when one is not given or the sum is too large.
+    pub fn evaluate(&self, known: impl Fn(&Source) -> Option<i64>) -> Option<i64> {
+        self.terms
+            .iter()
+            .try_fold(self.constant, |sum, t| sum.checked_add(known(&t.source)?.checked_mul(t.coefficient)?))
+    }
+}
+
+fn source(f: &Function, unknown: Unknown) -> Option<Source> {
+    let name = |v| f.value(v).name().clone();
+    match unknown {
+        Unknown::Element(v, index) => f.inputs().contains(&v).then(|| Source::Element { input: name(v), index }),
+        Unknown::Size(s) => f.inputs().iter().find_map(|&v| {
+            let axis = f.tensor(v)?.shape.iter().position(|d| d.coef() == 1 && d.symbols() == [s])?;
+            Some(Source::Size { input: name(v), axis })
+        }),
+    }
+}
