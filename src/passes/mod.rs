@@ -2,12 +2,16 @@
 
 mod dce;
 mod gqa_fold;
+mod kv_forward;
+mod kv_merge;
 mod pipeline;
 mod report;
 mod view_simplify;
 
 pub use dce::Dce;
 pub use gqa_fold::{GqaFold, Lowering, Masks};
+pub use kv_forward::KvForward;
+pub use kv_merge::KvMerge;
 pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, RunOptions, all};
 pub use report::{Census, Exactness, FunctionReport, PassReport, Report, bytes};
 pub use view_simplify::ViewSimplify;

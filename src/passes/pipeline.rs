@@ -6,7 +6,10 @@ use crate::ir::{Function, Program};
 use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
-use super::{Census, Dce, Exactness, FunctionReport, GqaFold, Lowering, Masks, PassReport, Report, ViewSimplify};
+use super::{
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvForward, KvMerge, Lowering, Masks, PassReport, Report,
+    ViewSimplify,
+};
 
 /// A transformation of one function.
 pub trait Pass: std::fmt::Debug + Send + Sync {
@@ -109,6 +112,29 @@ pub fn all() -> &'static [PassInfo] {
             options: &[],
             help: include_str!("view_simplify.rs"),
             make: |_| Box::new(ViewSimplify),
+        },
+        // Before merging: a read less may be what stands between two writes.
+        PassInfo {
+            name: "kv-forward",
+            summary: "read a state no more often than its content changes for the reader",
+            exactness: Exactness::Bitwise,
+            default: true,
+            options: &[],
+            help: include_str!("kv_forward.rs"),
+            make: |_| Box::new(KvForward),
+        },
+        PassInfo {
+            name: "kv-merge",
+            summary: "write neighbouring boxes of a state at once",
+            exactness: Exactness::Bitwise,
+            default: true,
+            options: &[PassOption {
+                name: "boxes",
+                values: &["adjacent", "strided"],
+                summary: "whether boxes at equal distances become one strided box, too",
+            }],
+            help: include_str!("kv_merge.rs"),
+            make: |choices| Box::new(KvMerge { strided: choices.is("boxes", "strided") }),
         },
         // Last: what the others left unread, constants above all.
         PassInfo {

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::analysis::traffic::{DISCLAIMER, Traffic};
-use crate::ir::Function;
+use crate::ir::{Function, ValueId};
 use crate::rewrite::{Declined, Fired, InterfaceChange, Keeps, Outcome};
 
 /// How far a pass keeps results.
@@ -105,7 +105,8 @@ impl PassReport {
 
     /// Drops refusals of ops that were rewritten after all, or are gone.
     pub(super) fn settle(&mut self, f: &Function) {
-        let there: BTreeSet<String> = f.all_ops().into_iter().map(|op| f.describe(op)).collect();
+        let states = f.inputs().iter().filter(|&&v| f.ty(v).as_state().is_some()).map(|&v| describe_state(f, v));
+        let there: BTreeSet<String> = f.all_ops().into_iter().map(|op| f.describe(op)).chain(states).collect();
         let fired: BTreeSet<&String> = self.fired.iter().map(|fired| &fired.op).collect();
         self.declined.retain(|d| there.contains(&d.op) && !fired.contains(&d.op));
     }
@@ -130,6 +131,11 @@ impl fmt::Display for PassReport {
         }
         Ok(())
     }
+}
+
+/// What a state is called in a report.
+pub(super) fn describe_state(f: &Function, state: ValueId) -> String {
+    format!("state `{}`", f.value(state).name())
 }
 
 /// The part of a form that many rewrites have in common.
