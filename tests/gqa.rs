@@ -3,6 +3,7 @@
 mod support;
 
 use milopt::analysis::traffic::Traffic;
+use milopt::ir::Program;
 use milopt::text;
 use support::{DEFAULT, count, declined, main, optimize, program};
 
@@ -135,6 +136,27 @@ fn the_spelling_of_the_repeat_does_not_matter() {
         let f = main(&after);
         let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
         assert_eq!(f.op(matmul).value("y"), f.input("keys"), "{name}");
+    }
+}
+
+#[test]
+fn the_spelling_does_not_matter_for_an_unknown_length_either() {
+    for (name, spelling) in SPELLINGS {
+        let spelling =
+            spelling.replace("32, 16]>", "s0, 16]>").replace("[-1, 1, 32", "[8, 1, 32").replace("32, 16]", "-1, 16]");
+        let before = bounded(
+            "tensor<fp16, [1, 8, 3, 16]> query, tensor<fp16, [1, 2, s0, 16]> keys",
+            "1 <= s0 <= 64",
+            &format!(
+                "{spelling}
+                 tensor<fp16, [1, 8, 3, s0]> out = matmul(x = query, y = k, transpose_x = false, transpose_y = true);"
+            ),
+        );
+        let (after, report) = optimize(&before, DEFAULT);
+        let f = main(&after);
+        let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
+        assert_eq!(f.op(matmul).value("y"), f.input("keys"), "{name}: {}", report.explain());
+        assert_eq!(report.functions[0].after.kinds.values().sum::<usize>(), 3, "{name}");
     }
 }
 
@@ -384,37 +406,79 @@ fn keys_times_queries_are_folded_for_many_queries() {
     assert_eq!((count(&after, "tile"), count(&after, "transpose")), (0, 0));
 }
 
-#[test]
-fn unknown_lengths_are_folded_and_their_repetitions_resolved() {
-    let signature = "tensor<fp16, [1, 8, s0, 16]> query, tensor<fp16, [1, 2, s1, 16]> keys, \
-                     tensor<fp16, [1, 2, s1, 16]> values, tensor<fp16, [1, 1, s0, s1]> mask";
-    let repeat = |x: &str| {
-        format!(
-            "tensor<fp16, [1, 2, 1, s1, 16]> {x}e = expand_dims(x = {x}, axes = [2]);
-             tensor<int32, [5]> {x}h = shape(x = {x}e);
-             tensor<int32, [1]> {x}s = slice_by_size(x = {x}h, begin = [3], size = [1]);
-             tensor<int32, [5]> {x}w = concat(values = ([1, 2, 4], {x}s, [16]), axis = 0, interleave = false);
-             tensor<bool, [5]> {x}m = equal(x = {x}w, y = -1);
-             tensor<int32, [5]> {x}c = select(a = {x}h, b = {x}w, cond = {x}m);
-             tensor<int32, [5]> {x}r = real_div(x = {x}c, y = {x}h);
-             tensor<fp16, [?, ?, ?, ?, ?]> {x}t = tile(x = {x}e, reps = {x}r);
-             tensor<fp16, [1, 8, ?, 16]> {x}k = reshape(x = {x}t, shape = [1, 8, -1, 16]);\n"
-        )
-    };
-    let body = repeat("keys")
-        + &repeat("values")
-        + "tensor<fp16, [1, 8, s0, ?]> scores = matmul(x = query, y = keysk, transpose_x = false, transpose_y = true);
-           tensor<fp16, [1, 8, s0, ?]> masked = add(x = scores, y = mask);
-           tensor<fp16, [1, 8, s0, ?]> p = softmax(x = masked, axis = -1);
-           tensor<fp16, [1, 8, s0, 16]> out = matmul(x = p, y = valuesk, transpose_x = false, transpose_y = false);";
-    // Every unknown size that the file declares is a symbol of its own.
+/// A program with bounds of its symbols that returns `out`. Each `?` is a symbol of its own, as in a file.
+fn bounded(signature: &str, bounds: &str, body: &str) -> Program {
     let mut symbols = 2..;
     let body: String =
         body.chars().map(|c| if c == '?' { format!("s{}", symbols.next().unwrap()) } else { c.to_string() }).collect();
     let text = format!(
-        "program(1.3) [specificationVersion = 9] {{ func main<CoreML8>({signature}) where 1 <= s0 <= 16, 1 <= s1 <= 64 {{ {body} }} -> (out); }}"
+        "program(1.3) [specificationVersion = 9] {{ func main<CoreML8>({signature}) where {bounds} {{ {body} }} -> (out); }}"
     );
-    let before = text::parse(&text).unwrap();
+    text::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// The repeat of `x` [1, 2, `n`, 16] as `{x}k` [1, 8, ?, 16] with computed repetitions, as converters write it.
+fn computed_repeat(x: &str, n: &str) -> String {
+    format!(
+        "tensor<fp16, [1, 2, 1, {n}, 16]> {x}e = expand_dims(x = {x}, axes = [2]);
+         tensor<int32, [5]> {x}h = shape(x = {x}e);
+         tensor<uint16, [5]> {x}u = cast(x = {x}h, dtype = \"uint16\");
+         uint16 {x}g = gather(x = {x}u, axis = 0, batch_dims = 0, indices = 3);
+         int32 {x}s = cast(x = {x}g, dtype = \"int32\");
+         tensor<int32, [5]> {x}w = concat(values = (1, 2, 4, {x}s, 16), axis = 0, interleave = false);
+         tensor<bool, [5]> {x}m = equal(x = {x}w, y = -1);
+         tensor<int32, [5]> {x}c = select(a = {x}h, b = {x}w, cond = {x}m);
+         tensor<int32, [5]> {x}r = real_div(x = {x}c, y = {x}h);
+         tensor<fp16, [?, ?, ?, ?, ?]> {x}t = tile(x = {x}e, reps = {x}r);
+         tensor<fp16, [1, 8, ?, 16]> {x}k = reshape(x = {x}t, shape = [1, 8, -1, 16]);\n"
+    )
+}
+
+/// Lengths that are no products of input sizes: their bounds suffice to resolve the repetitions.
+#[test]
+fn repetitions_of_joined_and_cut_keys_are_resolved() {
+    let query = "tensor<fp16, [1, 8, 1, 16]> query";
+    let product =
+        "tensor<fp16, [1, 8, 1, ?]> out = matmul(x = query, y = keysk, transpose_x = false, transpose_y = true);";
+    let joined = "tensor<fp16, [1, 2, s1, 16]> keys = concat(values = (past, new), axis = 2, interleave = false);";
+    let cut = "tensor<int32, [4]> sizes = shape(x = mask);
+               tensor<int32, [1]> length = slice_by_size(x = sizes, begin = [3], size = [1]);
+               tensor<int32, [4]> end = concat(values = ([1, 2], length, [16]), axis = 0, interleave = false);
+               tensor<fp16, [1, 2, s1, 16]> keys = slice_by_index(x = cache, begin = [0, 0, 0, 0], end = end);";
+    let new = "tensor<fp16, [1, 2, s0, 16]> past, tensor<fp16, [1, 2, 1, 16]> new";
+    let cache = "tensor<fp16, [1, 2, 32, 16]> cache, tensor<fp16, [1, 1, 1, s0]> mask";
+    // A size of 65536 fits no `uint16`; the mask may be longer than the cache, but an empty one leaves nothing to divide by.
+    for (inputs, bounds, keys, resolved) in [
+        (new, "1 <= s0 <= 64", joined, true),
+        (new, "1 <= s0 <= 65535", joined, false),
+        (cache, "1 <= s0 <= 32", cut, true),
+        (cache, "1 <= s0 <= 64", cut, true),
+        (cache, "0 <= s0 <= 64", cut, false),
+    ] {
+        let body = format!("{keys}\n{}{product}", computed_repeat("keys", "s1"));
+        let before = bounded(&format!("{query}, {inputs}"), bounds, &body);
+        let mut after = before.clone();
+        let report = milopt::passes::Pipeline::default().run(&mut after, &Default::default()).unwrap();
+        assert_eq!(count(&after, "tile"), usize::from(!resolved), "{keys} {bounds}\n{}", report.explain());
+        assert_eq!(declined(&report, "keyst", "computed at run time"), !resolved, "{bounds}\n{}", report.explain());
+        if resolved {
+            let verdict = milopt::equiv::check(&before, &after, None, &Default::default()).unwrap();
+            assert!(verdict.satisfies(milopt::equiv::Exactness::Bitwise), "{bounds}: {verdict}");
+        }
+    }
+}
+
+#[test]
+fn unknown_lengths_are_folded_and_their_repetitions_resolved() {
+    let signature = "tensor<fp16, [1, 8, s0, 16]> query, tensor<fp16, [1, 2, s1, 16]> keys, \
+                     tensor<fp16, [1, 2, s1, 16]> values, tensor<fp16, [1, 1, s0, s1]> mask";
+    let body = computed_repeat("keys", "s1")
+        + &computed_repeat("values", "s1")
+        + "tensor<fp16, [1, 8, s0, ?]> scores = matmul(x = query, y = keysk, transpose_x = false, transpose_y = true);
+           tensor<fp16, [1, 8, s0, ?]> masked = add(x = scores, y = mask);
+           tensor<fp16, [1, 8, s0, ?]> p = softmax(x = masked, axis = -1);
+           tensor<fp16, [1, 8, s0, 16]> out = matmul(x = p, y = valuesk, transpose_x = false, transpose_y = false);";
+    let before = bounded(signature, "1 <= s0 <= 16, 1 <= s1 <= 64", &body);
     let mut after = before.clone();
     let report = milopt::passes::Pipeline::default().run(&mut after, &Default::default()).unwrap();
     for kind in ["tile", "shape", "real_div", "select"] {
