@@ -822,3 +822,64 @@ fn copies_that_no_product_reads_are_explained_however_they_are_spelled() {
         assert!(declined(&report, op, "no matmul reads the repeated value"), "{op}\n{}", report.explain());
     }
 }
+
+/// Copies of `keys` [1, 16, 1, n], two heads of 8, as `turned` [1, n, 1, 32].
+fn channels_first_copies(n: &str) -> String {
+    let size = if n.starts_with('s') { "-1" } else { n };
+    format!(
+        "tensor<fp16, [1, 2, 1, 8, {n}]> wide = reshape(x = keys, shape = [1, 2, 1, 8, {size}]);
+         tensor<fp16, [1, 2, 2, 8, {n}]> tiled = tile(x = wide, reps = [1, 1, 2, 1, 1]);
+         tensor<fp16, [1, 32, 1, {n}]> all = reshape(x = tiled, shape = [1, 32, 1, {size}]);
+         tensor<fp16, [1, {n}, 1, 32]> turned = transpose(x = all, perm = [0, 3, 2, 1]);"
+    )
+}
+
+#[test]
+fn pieces_of_copies_are_cut_from_what_is_repeated() {
+    for (n, bounds) in [("6", "1 <= s0 <= 2"), ("s0", "1 <= s0 <= 6")] {
+        let products: String = (0..4)
+            .map(|i| {
+                let ty = format!("tensor<fp16, [1, {n}, 1, 3]>");
+                format!("{ty} p{i} = einsum(values = (k{i}, query), equation = \"bkhc,bchq->bkhq\");\n")
+            })
+            .collect();
+        let results: Vec<String> = (0..4).map(|i| format!("tensor<fp16, [1, {n}, 1, 8]> k{i}")).collect();
+        let body = format!(
+            "{}\n{} = split(x = turned, axis = 3, num_splits = 4);\n{products}
+             tensor<fp16, [1, {n}, 4, 3]> out = concat(values = (p0, p1, p2, p3), axis = 2, interleave = false);",
+            channels_first_copies(n),
+            results.join(", ")
+        );
+        let signature =
+            format!("tensor<fp16, [1, 8, 1, 3]> query, tensor<fp16, [1, 16, 1, {n}]> keys, tensor<fp16, [s0]> l");
+        let (after, report) = optimize(&bounded(&signature, bounds, &body), DEFAULT);
+        let kinds = ["tile", "reshape", "split", "transpose", "slice_by_size"].map(|kind| count(&after, kind));
+        assert_eq!(kinds, [0, 0, 0, 1, 2], "{n}: {}", report.explain());
+        let f = main(&after);
+        let keys: Vec<_> = f.all_ops().into_iter().filter(|&op| f.op(op).kind() == "einsum").collect();
+        let key = |i: usize| f.op(keys[i]).param("values")[0].as_value();
+        assert!(key(0) == key(1) && key(2) == key(3) && key(0) != key(2), "{n}");
+    }
+}
+
+#[test]
+fn pieces_that_hold_copies_or_leave_some_stay() {
+    let copies = channels_first_copies("6");
+    for rest in [
+        // Pieces of one head and a half.
+        "tensor<fp16, [1, 6, 1, 12]> a, tensor<fp16, [1, 6, 1, 20]> b = split(x = turned, axis = 3, split_sizes = [12, 20]);
+         tensor<fp16, [1, 6, 1, 20]> out = relu(x = b);",
+        // Halves of every head, with their copies.
+        "tensor<fp16, [1, 3, 1, 32]> a, tensor<fp16, [1, 3, 1, 32]> b = split(x = turned, axis = 1, num_splits = 2);
+         tensor<fp16, [1, 3, 1, 32]> out = relu(x = b);",
+        // The copies are read elsewhere.
+        "tensor<fp16, [1, 6, 1, 8]> a, tensor<fp16, [1, 6, 1, 8]> b, tensor<fp16, [1, 6, 1, 8]> c,
+             tensor<fp16, [1, 6, 1, 8]> d = split(x = turned, axis = 3, num_splits = 4);
+         tensor<fp16, [1, 6, 1, 32]> r = relu(x = turned);
+         tensor<fp16, [1, 6, 1, 40]> out = concat(values = (r, d), axis = 3, interleave = false);",
+    ] {
+        let signature = "tensor<fp16, [1, 16, 1, 6]> keys";
+        let (after, report) = optimize(&program(signature, &format!("{copies}\n{rest}"), "out"), DEFAULT);
+        assert_eq!((count(&after, "tile"), count(&after, "split")), (1, 1), "{rest}\n{}", report.explain());
+    }
+}

@@ -316,6 +316,27 @@ impl Layout {
         Some(out)
     }
 
+    /// The layout without what repeats on an axis, wherever in it that is.
+    pub(crate) fn once(&self, axis: usize) -> Layout {
+        let mut out = self.clone();
+        let kept: Vec<Digit> = self.axes[axis].iter().filter(|d| !d.repeats()).cloned().collect();
+        out.axes[axis] = merge(&kept);
+        out
+    }
+
+    /// Where on an axis the elements of a piece begin, if it is a run of that axis and has all of the others.
+    pub(crate) fn begin_of(&self, piece: &Layout, axis: usize) -> Option<u64> {
+        let others = (0..self.axes.len()).filter(|&i| i != axis);
+        if piece.axes.len() != self.axes.len() || !others.into_iter().all(|i| piece.axes[i] == self.axes[i]) {
+            return None;
+        }
+        let unit = unit_of(&self.axes[axis]);
+        let shift = *in_units(&[piece.offset.sub(&self.offset)?], &unit)?.first()?;
+        let (all, some) = (index_list(&self.axes[axis], &unit)?, index_list(&piece.axes[axis], &unit)?);
+        let is_run = |run: &[i64]| run.iter().zip(&some).all(|(a, b)| b.checked_add(shift) == Some(*a));
+        u64::try_from(all.windows(some.len()).position(is_run)?).ok()
+    }
+
     /// The strides of a row-major tensor of this layout's shape, if the layout is exactly that.
     pub fn is_row_major(&self) -> bool {
         let digits = self.digits();
