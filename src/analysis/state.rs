@@ -57,7 +57,7 @@ impl Span {
     }
 
     /// Whether every index of the other is in this one, provably.
-    fn covers(&self, other: &Span, f: &Function) -> bool {
+    pub fn covers(&self, other: &Span, f: &Function) -> bool {
         if self.whole || self == other {
             return true;
         }

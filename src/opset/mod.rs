@@ -6,6 +6,7 @@
 
 mod builder;
 mod effect;
+mod elementwise;
 mod infer;
 mod signature;
 mod table;
@@ -14,6 +15,7 @@ pub mod views;
 
 pub use builder::{Arg, BuildError, Builder, Size, program};
 pub use effect::{Effect, Effects, effect_of};
+pub use elementwise::is_elementwise;
 pub use infer::{InferError, Problem, infer};
 pub use refine::{Slip, agrees, refine, slip};
 pub(crate) use refine::{context, fresh_type};

@@ -2,6 +2,7 @@
 
 mod dce;
 mod gqa_fold;
+mod kv_defer;
 mod kv_forward;
 mod kv_merge;
 mod pipeline;
@@ -10,6 +11,7 @@ mod view_simplify;
 
 pub use dce::Dce;
 pub use gqa_fold::{GqaFold, Lowering, Masks};
+pub use kv_defer::KvDefer;
 pub use kv_forward::KvForward;
 pub use kv_merge::KvMerge;
 pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, RunOptions, all};

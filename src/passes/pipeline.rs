@@ -7,7 +7,7 @@ use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
 use super::{
-    Census, Dce, Exactness, FunctionReport, GqaFold, KvForward, KvMerge, Lowering, Masks, PassReport, Report,
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvDefer, KvForward, KvMerge, Lowering, Masks, PassReport, Report,
     ViewSimplify,
 };
 
@@ -112,6 +112,20 @@ pub fn all() -> &'static [PassInfo] {
             options: &[],
             help: include_str!("view_simplify.rs"),
             make: |_| Box::new(ViewSimplify),
+        },
+        // After folding, so that there are no copies to make of new entries.
+        PassInfo {
+            name: "kv-defer",
+            summary: "let attention read the cache as it was and the new entries from where they come from",
+            exactness: Exactness::Reassociated,
+            default: false,
+            options: &[PassOption {
+                name: "stale",
+                values: &["finite", "infinite"],
+                summary: "the term that hides rows which this run replaces",
+            }],
+            help: include_str!("kv_defer.rs"),
+            make: |choices| Box::new(KvDefer { infinite: choices.is("stale", "infinite") }),
         },
         // Before merging: a read less may be what stands between two writes.
         PassInfo {

@@ -92,6 +92,11 @@ impl Budget {
         Budget(Some(n))
     }
 
+    /// How many rewrites are left; `None` without a limit.
+    pub fn left(&self) -> Option<usize> {
+        self.0
+    }
+
     /// Whether nothing is left.
     pub fn is_spent(&self) -> bool {
         self.0 == Some(0)

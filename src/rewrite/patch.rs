@@ -128,20 +128,31 @@ impl Patch {
     }
 
     /// Adds an op with one result of type `ty`, to be called `name` (or a fresh variation of it).
-    pub fn op<'p, I: Into<Input>>(
+    pub fn op<N: Into<Name>, I: Into<Input>>(
         &mut self,
         kind: &str,
         name: impl Into<String>,
-        inputs: impl IntoIterator<Item = (&'p str, I)>,
+        inputs: impl IntoIterator<Item = (N, I)>,
         ty: TensorType,
     ) -> Ref {
+        Ref::New(self.op_many(kind, name, inputs, [ty]), 0)
+    }
+
+    /// Adds an op with a result for each type, called `name` and its number, and returns its number in the patch.
+    pub fn op_many<N: Into<Name>, I: Into<Input>>(
+        &mut self,
+        kind: &str,
+        name: impl Into<String>,
+        inputs: impl IntoIterator<Item = (N, I)>,
+        types: impl IntoIterator<Item = TensorType>,
+    ) -> usize {
         self.ops.push(NewOp {
             kind: kind.into(),
             inputs: inputs.into_iter().map(|(n, i)| (n.into(), i.into())).collect(),
             name: name.into(),
-            results: vec![ty.into()],
+            results: types.into_iter().map(ValueType::from).collect(),
         });
-        Ref::New(self.ops.len() - 1, 0)
+        self.ops.len() - 1
     }
 
     /// The type of a value, existing or new.
@@ -344,8 +355,10 @@ impl Patch {
             };
             let mut inputs = Vec::new();
             let mut results = Vec::new();
-            for ty in &spec.results {
-                results.push((f.fresh_name(&spec.name), ty.clone()));
+            for (i, ty) in spec.results.iter().enumerate() {
+                let numbered = || format!("{}_{i}", spec.name);
+                let name = if spec.results.len() == 1 { spec.name.clone() } else { numbered() };
+                results.push((f.fresh_name(&name), ty.clone()));
             }
             let base = results.first().map_or("const", |(n, _)| n.as_str()).to_string();
             for (param, input) in &spec.inputs {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Deref;
 
-use crate::ir::{Function, Id, Interface, Literal, OpId, Operand, Place, Use, ValueId};
+use crate::ir::{Dim, Function, Id, Interface, Literal, OpId, Operand, Place, Use, ValueId, ValueType};
 use crate::opset::infer;
 
 use super::patch::{Patch, PatchError, Ref, insert_const, is_returned};
@@ -76,15 +76,37 @@ impl<'f> Transaction<'f> {
     /// # Errors
     /// When an op is not well-formed or not of the type that the patch says.
     pub fn insert(&mut self, patch: &Patch, at: &Ref) -> Result<ValueId, PatchError> {
+        let values = self.insert_many(patch, std::slice::from_ref(at))?;
+        values.first().copied().ok_or_else(|| PatchError::Stale("a value of the patch".into()))
+    }
+
+    /// [`Transaction::insert`] for several values.
+    ///
+    /// # Errors
+    /// As [`Transaction::insert`].
+    pub fn insert_many(&mut self, patch: &Patch, at: &[Ref]) -> Result<Vec<ValueId>, PatchError> {
         let new = patch.insert(&mut self.work, &mut Vec::new())?;
-        match at {
-            Ref::Value(v) => Ok(*v),
-            Ref::New(op, result) => new
-                .get(*op)
-                .and_then(|results| results.get(*result))
-                .copied()
-                .ok_or_else(|| PatchError::Stale(format!("new op {op}"))),
-        }
+        at.iter()
+            .map(|at| match at {
+                Ref::Value(v) => Ok(*v),
+                Ref::New(op, result) => {
+                    let value = new.get(*op).and_then(|results| results.get(*result));
+                    value.copied().ok_or_else(|| PatchError::Stale(format!("new op {op}")))
+                }
+            })
+            .collect()
+    }
+
+    /// A size that is not known and like no other.
+    pub fn fresh_dim(&mut self) -> Dim {
+        self.work.fresh_dim()
+    }
+
+    /// States the type of a value whose sizes inference cannot tell; [`Transaction::commit`] refuses what it can tell
+    /// better.
+    pub fn declare(&mut self, v: ValueId, ty: ValueType) {
+        self.touched.extend(self.work.producer(v));
+        self.work.set_type(v, ty);
     }
 
     /// Inserts the ops of a patch that goes before `op` and reads its results, and moves `op` in front of them.

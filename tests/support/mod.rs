@@ -51,6 +51,34 @@ pub fn optimize(before: &Program, passes: &str) -> (Program, Report) {
     (after, report)
 }
 
+/// Runs a pipeline on a copy and checks types, that eight steps are equal up to the order of sums and that a second run
+/// changes nothing; returns the copy with the report.
+pub fn reassociate(before: &Program, passes: &str) -> (Program, Report) {
+    verify::typed(before).unwrap_or_else(|e| panic!("before: {e}"));
+    let pipeline = Pipeline::parse(passes).unwrap();
+    let mut after = before.clone();
+    let report = pipeline.run(&mut after, &RunOptions::default()).unwrap();
+    verify::typed(&after).unwrap_or_else(|e| panic!("after: {e}\n{}", text::print_program(&after)));
+    let options = equiv::Options { steps: 8, ..equiv::Options::default() };
+    let verdict = equiv::check(before, &after, None, &options).unwrap_or_else(|e| {
+        let mut source: Option<&dyn std::error::Error> = Some(&e);
+        while let Some(e) = source {
+            eprintln!("{e}");
+            source = e.source();
+        }
+        panic!("{}\n{}", text::print_program(before), text::print_program(&after))
+    });
+    assert!(
+        verdict.satisfies(equiv::Exactness::Reassociated),
+        "{verdict}\n{}\n{}",
+        text::print_program(before),
+        text::print_program(&after)
+    );
+    let again = pipeline.run(&mut after.clone(), &RunOptions::default()).unwrap();
+    assert!(!again.changed(), "a second run changes something:\n{again}\n{}", text::print_program(&after));
+    (after, report)
+}
+
 /// The default pipeline.
 pub const DEFAULT: &str = "gqa-fold,view-simplify,dce";
 

@@ -7,6 +7,7 @@
 use crate::analysis::spelling::{MAX_RANK, Order};
 use crate::analysis::traffic::{batched_operands, value_bytes};
 use crate::ir::{Dim, Function, Literal, OpId, Operand, TensorType, ValueId};
+use crate::opset::is_elementwise;
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, is_returned};
 
 use super::regroup::{Fold, is_data, member};
@@ -179,8 +180,7 @@ fn lands_in_products(f: &Function, v: ValueId) -> bool {
                 continue;
             }
             let kind = f.op(user).kind().as_str();
-            let passes =
-                super::regroup::ELEMENTWISE.contains(&kind) || kind.starts_with("reduce_") || PASSES.contains(&kind);
+            let passes = is_elementwise(kind) || kind.starts_with("reduce_") || PASSES.contains(&kind);
             if !passes || seen.len() > 256 {
                 return false;
             }

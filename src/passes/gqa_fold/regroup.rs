@@ -24,7 +24,7 @@ use crate::analysis::layout::{Layouts, normalise, takes_all};
 use crate::analysis::spelling::{self, Step};
 use crate::analysis::traffic::value_bytes;
 use crate::ir::{BlockId, Dim, Function, Literal, OpId, Operand, TensorType, Use, ValueId};
-use crate::opset::views;
+use crate::opset::{is_elementwise, views};
 use crate::rewrite::{Budget, Fired, Keeps, NoMatch, Outcome, Patch, PatchError, Ref, Transaction, is_returned};
 
 use super::Masks;
@@ -309,7 +309,7 @@ impl Region {
                 }
                 if operand.as_value().is_some_and(|v| self.is_inside(f, v)) {
                     // Broadcasting aligns to the right, the two axes are counted from the left.
-                    if ELEMENTWISE.contains(&f.op(op).kind().as_str()) && rank(f, operand) != result_rank(f, op) {
+                    if is_elementwise(f.op(op).kind()) && rank(f, operand) != result_rank(f, op) {
                         self.blocked.get_or_insert((
                             format!("{} broadcasts over the rank", f.describe(op)),
                             "its operands have the rank of its result",
@@ -530,70 +530,6 @@ fn is_reshaping(f: &Function, op: OpId) -> bool {
         || f.op(op).kind() == "transpose" && crate::analysis::traffic::is_view(f, op)
 }
 
-/// Element by element, operands aligned to the right.
-pub(super) const ELEMENTWISE: &[&str] = &[
-    "abs",
-    "acos",
-    "add",
-    "asin",
-    "atan",
-    "atanh",
-    "cast",
-    "ceil",
-    "clamped_relu",
-    "clip",
-    "cos",
-    "cosh",
-    "elu",
-    "equal",
-    "erf",
-    "exp",
-    "exp2",
-    "floor",
-    "floor_div",
-    "gelu",
-    "greater",
-    "greater_equal",
-    "identity",
-    "inverse",
-    "leaky_relu",
-    "less",
-    "less_equal",
-    "linear_activation",
-    "log",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "maximum",
-    "minimum",
-    "mod",
-    "mul",
-    "not_equal",
-    "pow",
-    "real_div",
-    "relu",
-    "relu6",
-    "round",
-    "rsqrt",
-    "scaled_tanh",
-    "select",
-    "sigmoid",
-    "sigmoid_hard",
-    "sign",
-    "silu",
-    "sin",
-    "sinh",
-    "softplus",
-    "softsign",
-    "sqrt",
-    "square",
-    "sub",
-    "tan",
-    "tanh",
-    "threshold",
-];
-
 /// Whether a parameter's elements belong to the elements of the result, rather than saying how it is computed.
 pub(super) fn is_data(kind: &str, param: &str) -> bool {
     match kind {
@@ -618,7 +554,7 @@ pub(super) fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Res
     let touches = |axis: usize| fold.touches(axis);
     let behind = |axes: &[usize]| axes.iter().all(|&a| fold.is_behind(a));
     match &**data.kind() {
-        kind if ELEMENTWISE.contains(&kind) => {}
+        kind if is_elementwise(kind) => {}
         "fill_like" => {}
         "softmax" => {
             let axis = views::Softmax::of(f, op).map(|s| s.axis);
@@ -736,7 +672,7 @@ fn follow(
     let ty = f.operand_type(operand).as_tensor().ok_or(odd)?;
     let rank = result_rank(f, op).ok_or(odd)?;
     let kind = f.op(op).kind().as_str();
-    let broadcasts = ELEMENTWISE.contains(&kind);
+    let broadcasts = is_elementwise(kind);
     let missing = if broadcasts { rank.checked_sub(ty.rank()).ok_or(odd)? } else { 0 };
     // The operand's shape with the axes that broadcasting adds in front.
     let aligned: Vec<Dim> = vec![Dim::known(1); missing].into_iter().chain(ty.shape.iter().cloned()).collect();

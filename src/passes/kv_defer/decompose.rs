@@ -1,0 +1,151 @@
+//! `scaled_dot_product_attention` as the ops it is made of, so that scores of old and new keys can be joined.
+
+use std::collections::HashMap;
+
+use crate::ir::{DType, Function, Literal, OpId, Operand, TensorType, ValueId};
+use crate::opset::views;
+use crate::rewrite::{Input, Patch, PatchError};
+
+/// What several attentions share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    masks: HashMap<ValueId, ValueId>,
+    roots: HashMap<u64, ValueId>,
+}
+
+/// Replaces a fused attention and returns the product of weights and values; `None` where its sizes do not tell how.
+///
+/// `softmax(q·kᵀ / √E + mask)·v`, in 32 bits between the products, as inside of the op.
+pub(super) fn decompose(f: &mut Function, op: OpId, shared: &mut Shared) -> Result<Option<ValueId>, PatchError> {
+    let Some(parts) = Parts::of(f, op) else { return Ok(None) };
+    let Some(divisor) = parts.divisor(f, op, shared)? else { return Ok(None) };
+    let Some(mask) = parts.mask(f, op, shared)? else { return Ok(None) };
+    let mut patch = Patch::before(op);
+    let name = parts.name.as_str();
+    let narrow = |dtype| TensorType::new(dtype, parts.scores.shape.iter().cloned());
+    let wide = TensorType::new(DType::F32, parts.scores.shape.iter().cloned());
+    let product = |patch: &mut Patch, name: String, x: Input, y: Input, transpose_y: bool, ty: TensorType| {
+        let flag = |b: bool| Input::Const(Literal::bool(b));
+        patch.op(
+            "matmul",
+            name,
+            [("x", x), ("y", y), ("transpose_x", flag(false)), ("transpose_y", flag(transpose_y))],
+            ty,
+        )
+    };
+    let cast = |patch: &mut Patch, x: Input, to: TensorType| {
+        let dtype = Input::Const(Literal::string(&to.dtype.to_string()));
+        patch.op("cast", format!("{name}_cast"), [("x", x), ("dtype", dtype)], to)
+    };
+    let dtype = parts.scores.dtype;
+    let mut x =
+        product(&mut patch, format!("{name}_scores"), parts.query.into(), parts.key.into(), true, narrow(dtype));
+    if dtype != DType::F32 {
+        x = cast(&mut patch, x.into(), wide.clone());
+    }
+    x = patch.op("real_div", format!("{name}_scaled"), [("x", Input::One(x)), ("y", divisor.into())], wide.clone());
+    if let Mask::Some(mask) = mask {
+        x = patch.op("add", format!("{name}_masked"), [("x", Input::One(x)), ("y", mask)], wide.clone());
+    }
+    x = patch.op(
+        "softmax",
+        format!("{name}_weights"),
+        [("x", Input::One(x)), ("axis", Input::Const(Literal::int(-1)))],
+        wide,
+    );
+    if dtype != DType::F32 {
+        x = cast(&mut patch, x.into(), narrow(dtype));
+    }
+    let out = f.tensor(parts.result).cloned().unwrap_or_else(|| parts.scores.clone());
+    let x = product(&mut patch, name.to_string(), x.into(), parts.value.into(), false, out);
+    patch.replace(parts.result, x);
+    let name = f.value(parts.result).name().clone();
+    patch.apply(f)?;
+    Ok(f.find_value(&name))
+}
+
+enum Mask {
+    None,
+    Some(Input),
+}
+
+struct Parts {
+    query: ValueId,
+    key: ValueId,
+    value: ValueId,
+    mask: Option<Operand>,
+    result: ValueId,
+    head_dim: u64,
+    /// The type of the scores.
+    scores: TensorType,
+    name: String,
+}
+
+impl Parts {
+    fn of(f: &Function, op: OpId) -> Option<Parts> {
+        let a = views::Attention::of(f, op)?;
+        let &[result] = f.op(op).results() else { return None };
+        let (query, key) = (f.tensor(a.query)?, f.tensor(a.key)?);
+        let rank = query.rank();
+        let mut scores = query.clone();
+        *scores.shape.last_mut()? = key.shape.get(rank.checked_sub(2)?)?.clone();
+        let head_dim = query.shape.last()?.as_known()?;
+        let float = matches!(query.dtype, DType::F16 | DType::F32);
+        let name = f.value(result).name().to_string();
+        let parts = Parts { query: a.query, key: a.key, value: a.value, mask: a.mask, result, head_dim, scores, name };
+        float.then_some(parts)
+    }
+
+    /// The root of `head_dim`, computed once.
+    fn divisor(&self, f: &mut Function, op: OpId, shared: &mut Shared) -> Result<Option<ValueId>, PatchError> {
+        if let Some(&v) = shared.roots.get(&self.head_dim) {
+            return Ok(Some(v));
+        }
+        let mut t = crate::rewrite::Transaction::begin(f);
+        let mut patch = Patch::before(op);
+        let ty = TensorType::new(DType::F32, []);
+        let size = Input::Const(Literal::floats(DType::F32, &[], &[self.head_dim as f64]));
+        let root = patch.op("sqrt", "sqrt_head_dim", [("x", size)], ty);
+        let v = t.insert(&patch, &root)?;
+        t.commit()?;
+        shared.roots.insert(self.head_dim, v);
+        Ok(Some(v))
+    }
+
+    /// What is added to the scores in 32 bits, once for each mask.
+    fn mask(&self, f: &mut Function, op: OpId, shared: &mut Shared) -> Result<Option<Mask>, PatchError> {
+        let Some(operand) = &self.mask else { return Ok(Some(Mask::None)) };
+        let Some(v) = operand.as_value() else { return Ok(None) };
+        let Some(mut ty) = f.tensor(v).cloned() else { return Ok(None) };
+        if ty.dtype == DType::F32 {
+            return Ok(Some(Mask::Some(v.into())));
+        }
+        if let Some(&made) = shared.masks.get(&v) {
+            return Ok(Some(Mask::Some(made.into())));
+        }
+        let was_bool = ty.dtype == DType::Bool;
+        ty.dtype = DType::F32;
+        let name = format!("{}_term", f.value(v).name());
+        let mut t = crate::rewrite::Transaction::begin(f);
+        let mut patch = Patch::before(op);
+        let constant = |x: f64| Input::Const(Literal::floats(DType::F32, &[], &[x]));
+        let at = match was_bool {
+            true => patch.op(
+                "select",
+                name,
+                [("cond", v.into()), ("a", constant(0.0)), ("b", constant(f64::NEG_INFINITY))],
+                ty,
+            ),
+            false => patch.op(
+                "cast",
+                name,
+                [("x", Input::One(v.into())), ("dtype", Input::Const(Literal::string("fp32")))],
+                ty,
+            ),
+        };
+        let made = t.insert(&patch, &at)?;
+        t.commit()?;
+        shared.masks.insert(v, made);
+        Ok(Some(Mask::Some(made.into())))
+    }
+}
