@@ -65,7 +65,8 @@ impl Span {
         let inside = |a: &Span, b: &Span| Some(ends(a)?.is_at_least(&ends(b)?, f));
         self.stride == 1
             && other.stride == 1
-            && other.begin.is_at_least(&self.begin, f)
+            // Positions count from the front, so that none is before the first row.
+            && (self.begin.as_constant() == Some(0) || other.begin.is_at_least(&self.begin, f))
             && inside(self, other) == Some(true)
     }
 }

@@ -138,7 +138,9 @@ impl Plan {
     ) {
         for chain in states.chains().iter().filter(|c| c.elsewhere.is_none()) {
             for (_, snapshot, version) in chain.reads() {
-                for look in states.looks(f, chain, snapshot) {
+                let looks = states.looks(f, chain, snapshot);
+                let values: Vec<ValueId> = looks.iter().map(|l| l.value).collect();
+                for look in looks.into_iter().filter(|l| !is_part_of_any(f, l.value, &values)) {
                     if refused.contains_key(&look.value) || postponed.contains(&look.value) {
                         continue;
                     }
@@ -301,6 +303,12 @@ impl Plan {
     pub(super) fn components(&self) -> Vec<Vec<usize>> {
         (0..self.roots.len()).filter(|&i| self.representative(i) == i).map(|i| self.component(i)).collect()
     }
+}
+
+/// Whether a value is a slice or view of one of these.
+fn is_part_of_any(f: &Function, v: ValueId, of: &[ValueId]) -> bool {
+    let whole = |v: ValueId| f.op(f.producer(v)?).value("x");
+    std::iter::successors(whole(v), |&v| whole(v)).any(|v| of.contains(&v))
 }
 
 fn odd_axis() -> NoMatch {
