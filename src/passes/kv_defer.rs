@@ -33,7 +33,8 @@
 //! tensor<fp16, [1, 1, 1]> m_new = slice_by_size(x = mask, begin = m3, size = [1, 1, 1]);
 //! tensor<int32, [8]> keys = range_1d(start = 0, end = 8, step = 1);
 //! tensor<bool, [8]> is_stale = equal(x = keys, y = p);
-//! tensor<fp16, [8]> stale = select(cond = is_stale, a = fp16(-3e4), b = fp16(0.0));
+//! tensor<fp16, [8]> flags = cast(x = is_stale, dtype = "fp16");
+//! tensor<fp16, [8]> stale = mul(x = flags, y = fp16(-3e4));
 //! tensor<fp16, [1, 1, 8]> hidden = add(x = mask, y = stale);
 //! tensor<fp16, [1, 1, 9]> masks = concat(values = (hidden, m_new), axis = 2, interleave = false);
 //! tensor<fp16, [2, 1, 9]> a = add(x = scores, y = masks);

@@ -129,20 +129,14 @@ impl Parts {
         let mut t = crate::rewrite::Transaction::begin(f);
         let mut patch = Patch::before(op);
         let constant = |x: f64| Input::Const(Literal::floats(DType::F32, &[], &[x]));
-        let at = match was_bool {
-            true => patch.op(
-                "select",
-                name,
-                [("cond", v.into()), ("a", constant(0.0)), ("b", constant(f64::NEG_INFINITY))],
-                ty,
-            ),
-            false => patch.op(
-                "cast",
-                name,
-                [("x", Input::One(v.into())), ("dtype", Input::Const(Literal::string("fp32")))],
-                ty,
-            ),
-        };
+        let to = Input::Const(Literal::string(ty.dtype.name()));
+        let mut at = patch.op("cast", name.clone(), [("x", Input::One(v.into())), ("dtype", to)], ty.clone());
+        if was_bool {
+            // `select` has the shape of its two values, whatever its condition's.
+            let zeros = patch.op("mul", name.clone(), [("x", Input::One(at)), ("y", constant(0.0))], ty.clone());
+            let inputs = [("cond", v.into()), ("a", zeros.into()), ("b", constant(f64::NEG_INFINITY))];
+            at = patch.op("select", name, inputs, ty);
+        }
         let made = t.insert(&patch, &at)?;
         t.commit()?;
         shared.masks.insert(v, made);

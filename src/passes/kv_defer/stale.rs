@@ -417,8 +417,15 @@ impl Emit<'_, '_> {
             }
         };
         let constant = |x: f64| Input::Const(Literal::floats(dtype, &[], &[x]));
-        let hidden = -term(dtype, self.masks.infinite) / scale;
-        let inputs = [("cond", is_stale.into()), ("a", constant(hidden)), ("b", constant(0.0))];
+        let to = Input::Const(Literal::string(dtype.name()));
+        let flags = one_op!(self, before, "cast", "stale_flags", [("x", is_stale.into()), ("dtype", to)], of(dtype))?;
+        if !self.masks.infinite {
+            let hidden = constant(-term(dtype, false) / scale);
+            return one_op!(self, before, "mul", "stale_keys", [("x", flags.into()), ("y", hidden)], of(dtype));
+        }
+        // `select` has the shape of its two values, whatever its condition's.
+        let zeros = one_op!(self, before, "mul", "no_keys", [("x", flags.into()), ("y", constant(0.0))], of(dtype))?;
+        let inputs = [("cond", is_stale.into()), ("a", constant(f64::NEG_INFINITY)), ("b", zeros.into())];
         one_op!(self, before, "select", "stale_keys", inputs, of(dtype))
     }
 
