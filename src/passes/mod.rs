@@ -2,12 +2,14 @@
 
 mod dce;
 mod gqa_fold;
+mod kv_readonly;
 mod pipeline;
 mod report;
 mod view_simplify;
 
 pub use dce::Dce;
 pub use gqa_fold::{GqaFold, Lowering, Masks};
-pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, RunOptions, all};
+pub use kv_readonly::{KvReadonly, SideFile, SideFileCache, SideFileWrite};
+pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, Preset, RunOptions, all};
 pub use report::{Census, Exactness, FunctionReport, PassReport, Report, bytes};
 pub use view_simplify::ViewSimplify;

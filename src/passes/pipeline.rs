@@ -6,7 +6,9 @@ use crate::ir::{Function, Program};
 use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
-use super::{Census, Dce, Exactness, FunctionReport, GqaFold, Lowering, Masks, PassReport, Report, ViewSimplify};
+use super::{
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvReadonly, Lowering, Masks, PassReport, Report, ViewSimplify,
+};
 
 /// A transformation of one function.
 pub trait Pass: std::fmt::Debug + Send + Sync {
@@ -109,6 +111,16 @@ pub fn all() -> &'static [PassInfo] {
             options: &[],
             help: include_str!("view_simplify.rs"),
             make: |_| Box::new(ViewSimplify),
+        },
+        // After deferring and merging: it takes states that are written once, at the end.
+        PassInfo {
+            name: "kv-readonly",
+            summary: "let the caller write the cache, and hand out what it is to write",
+            exactness: Exactness::InterfaceChanging,
+            default: false,
+            options: &[],
+            help: include_str!("kv_readonly.rs"),
+            make: |_| Box::new(KvReadonly),
         },
         // Last: what the others left unread, constants above all.
         PassInfo {
@@ -238,6 +250,37 @@ impl RunOptions {
     }
 }
 
+/// A pipeline that comes with the crate.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Preset {
+    /// The default pipeline: every bit and the interface stay.
+    #[default]
+    O1,
+    /// Attention also reads the cache as it was, and one write at the end takes the place of one a layer.
+    O2,
+    /// As [`Preset::O2`], and the caches become inputs that the caller writes.
+    ReadOnly,
+}
+
+/// The passes of [`Preset::O2`].
+const O2: &[&str] = &["gqa-fold", "view-simplify", "kv-forward", "kv-defer", "kv-merge", "view-simplify", "dce"];
+/// The passes of [`Preset::ReadOnly`].
+const READ_ONLY: &[&str] =
+    &["gqa-fold", "view-simplify", "kv-forward", "kv-defer", "kv-merge", "view-simplify", "kv-readonly", "dce"];
+
+impl Preset {
+    /// Its passes, in order.
+    pub fn passes(self) -> Vec<&'static PassInfo> {
+        let named = |names: &[&str]| names.iter().filter_map(|n| all().iter().find(|p| p.name == *n)).collect();
+        match self {
+            Preset::O1 => all().iter().filter(|p| p.default).collect(),
+            Preset::O2 => named(O2),
+            Preset::ReadOnly => named(READ_ONLY),
+        }
+    }
+}
+
 /// How often the passes are run at most; each round but the last one did something.
 const MAX_ROUNDS: usize = 8;
 
@@ -250,7 +293,7 @@ pub struct Pipeline {
 impl Default for Pipeline {
     /// The passes that keep every bit and the interface.
     fn default() -> Pipeline {
-        Pipeline { passes: all().iter().filter(|p| p.default).map(PassInfo::build).collect() }
+        Pipeline::preset(Preset::default())
     }
 }
 
@@ -258,6 +301,11 @@ impl Pipeline {
     /// Passes of one's own, or a mixture.
     pub fn new(passes: Vec<Box<dyn Pass>>) -> Pipeline {
         Pipeline { passes }
+    }
+
+    /// The passes of a preset, with their default options.
+    pub fn preset(preset: Preset) -> Pipeline {
+        Pipeline { passes: preset.passes().into_iter().map(PassInfo::build).collect() }
     }
 
     /// A pipeline from text: names separated by commas, each followed by the options that are not the default ones, as in

@@ -1,5 +1,7 @@
 //! Changes of what a function takes and gives, for whoever calls it and for the equivalence check.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use crate::analysis::values::{Poly, Unknown};
@@ -19,6 +21,16 @@ pub enum InterfaceChange {
     },
     /// A state became an input that the function only reads; the caller writes.
     ReadOnly(HostWrite),
+    /// A state that the function never wrote became an input.
+    Input {
+        /// The input that was a state of this name.
+        cache: Name,
+        /// Element type.
+        #[serde(serialize_with = "dtype_name")]
+        dtype: DType,
+        /// Shape.
+        cache_shape: Vec<u64>,
+    },
 }
 
 /// What the caller writes into a cache that the function only reads: after each run, `cache[box] = output`. The box has the
@@ -102,6 +114,68 @@ impl Position {
         self.terms
             .iter()
             .try_fold(self.constant, |sum, t| sum.checked_add(known(&t.source)?.checked_mul(t.coefficient)?))
+    }
+}
+
+impl Position {
+    /// The position so much further.
+    fn plus(&self, distance: u64) -> Option<Position> {
+        let constant = self.constant.checked_add_unsigned(distance)?;
+        Some(Position { constant, terms: self.terms.clone() })
+    }
+}
+
+impl fmt::Display for Source {
+    /// `pos[0]` or `mask.shape[3]`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Element { input, index } => write!(f, "{input}[{index}]"),
+            Source::Size { input, axis } => write!(f, "{input}.shape[{axis}]"),
+        }
+    }
+}
+
+impl fmt::Display for Position {
+    /// `2*pos[0] - mask.shape[3] + 1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, Term { coefficient, source }) in self.terms.iter().enumerate() {
+            match (i, *coefficient < 0) {
+                (0, true) => f.write_str("-")?,
+                (0, false) => {}
+                (_, true) => f.write_str(" - ")?,
+                (_, false) => f.write_str(" + ")?,
+            }
+            match coefficient.unsigned_abs() {
+                1 => write!(f, "{source}")?,
+                n => write!(f, "{n}*{source}")?,
+            }
+        }
+        match (self.terms.is_empty(), self.constant) {
+            (true, c) => write!(f, "{c}"),
+            (false, 0) => Ok(()),
+            (false, c) if c < 0 => write!(f, " - {}", c.unsigned_abs()),
+            (false, c) => write!(f, " + {c}"),
+        }
+    }
+}
+
+impl fmt::Display for HostWrite {
+    /// `k[:, :, pos[0] : pos[0] + 1, :] = k_new`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.cache)?;
+        for (i, (begin, size)) in self.begin.iter().zip(&self.output_shape).enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            match size.map(|n| (n, begin.plus(n))) {
+                Some((n, _)) if *begin == Position::default() && self.cache_shape.get(i) == Some(&n) => {
+                    f.write_str(":")?
+                }
+                Some((_, Some(end))) => write!(f, "{begin} : {end}")?,
+                _ => write!(f, "{begin} : {begin} + {}.shape[{i}]", self.output)?,
+            }
+        }
+        write!(f, "] = {}", self.output)
     }
 }
 

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::ops::Deref;
 
-use crate::ir::{Function, Id, Interface, Literal, OpId, Operand, Place, Use, ValueId};
+use crate::ir::{
+    ArrayFeature, Feature, FeatureKind, Flexibility, Function, Id, Interface, Literal, OpId, Operand, Place, Use,
+    ValueId,
+};
 use crate::opset::infer;
 
 use super::patch::{Patch, PatchError, Ref, insert_const, is_returned};
@@ -160,6 +163,52 @@ impl<'f> Transaction<'f> {
     /// Replaces what the description says of the function.
     pub fn set_interface(&mut self, interface: Interface) {
         self.work.edit_interface(interface);
+    }
+
+    /// Makes a state an input of the same name and type, in the description too. No op may read or write it any more when
+    /// the transaction is committed.
+    pub fn turn_into_input(&mut self, state: ValueId) {
+        let Some(ty) = self.work.ty(state).as_state().cloned() else { return };
+        self.work.set_type(state, ty.into());
+        let name = self.work.value(state).name().clone();
+        let mut interface = self.work.interface().clone();
+        // Old files list states among the inputs.
+        let described = interface.states.extract_if(.., |f| f.name == name);
+        interface.inputs.extend(described);
+        for feature in interface.inputs.iter_mut().filter(|f| f.name == name) {
+            if let FeatureKind::State(array) = &feature.kind {
+                feature.kind = FeatureKind::Array(array.clone());
+            }
+        }
+        self.work.edit_interface(interface);
+    }
+
+    /// Returns a value in addition, under the name it has, in the description too.
+    ///
+    /// # Errors
+    /// When it is an input, or returned already: outputs have names of their own.
+    pub fn add_output(&mut self, v: ValueId) -> Result<(), PatchError> {
+        let name = self.work.value(v).name().clone();
+        let Some(ty) = self.work.tensor(v).filter(|_| self.work.producer(v).is_some() && !is_returned(&self.work, v))
+        else {
+            return Err(PatchError::Output(name.clone(), name));
+        };
+        let array = ArrayFeature {
+            dtype: Some(ty.dtype),
+            shape: ty.known_shape().map(|s| s.to_vec()).unwrap_or_default(),
+            flexibility: Flexibility::Fixed,
+            default: None,
+        };
+        let body = self.work.body();
+        self.work.add_output(body, v);
+        let mut interface = self.work.interface().clone();
+        // A function that is not described at all stays so.
+        if interface != Interface::default() {
+            let kind = FeatureKind::Array(array);
+            interface.outputs.push(Feature { name, short_description: String::new(), kind, optional: false });
+        }
+        self.work.edit_interface(interface);
+        Ok(())
     }
 
     /// Checks references, order and the types of all ops that were touched or read a result of one, and puts the edited
