@@ -235,11 +235,11 @@ impl Optimize {
     /// Saves the package and, when that is done, the side file.
     fn save_all(&self, package: &Package, path: &Path, rewrites: &Report) -> Result<(), Failure> {
         let Some(side) = self.side_file() else { return self.save(package, path) };
-        let failed = |e| Failure::Failed(format!("cannot write {}: {e}", side.display()).into());
+        let failed = |e: String| Failure::Failed(format!("cannot write {}: {e}", side.display()).into());
         let content = serde_json::to_string_pretty(&SideFile::of(rewrites))? + "\n";
-        let staged = Staged::new(&side, content.as_bytes()).map_err(failed)?;
+        let staged = Staged::new(&side, content.as_bytes()).map_err(|e| failed(e.to_string()))?;
         self.save(package, path)?;
-        staged.place(self.force).map_err(failed)
+        staged.place(self.force).map_err(|e| failed(format!("{e}; the package is written")))
     }
 
     fn save(&self, package: &Package, path: &Path) -> Result<(), Failure> {

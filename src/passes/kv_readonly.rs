@@ -73,8 +73,8 @@ impl Pass for KvReadonly {
         let mut outcomes = vec![Outcome::default(); functions.len()];
         let mut plans: Vec<Vec<Plan>> = vec![Vec::new(); functions.len()];
         let found: Vec<Found> = functions.iter().map(|f| Found::in_function(f)).collect();
-        let names: BTreeSet<&Name> = found.iter().flat_map(Found::names).collect();
-        for name in names {
+        let mut seen = BTreeSet::new();
+        for name in found.iter().flat_map(Found::names).filter(|name| seen.insert(*name)) {
             match agree(&found, others, name) {
                 Err(refusals) => outcomes.iter_mut().zip(refusals).for_each(|(o, refusal)| o.decline(refusal)),
                 Ok(group) if group.iter().flatten().any(|plan| !plan.is_unused()) && budget.take() => {
