@@ -8,7 +8,7 @@ use milopt::interp::{Interpreter, Mode, Tensor, Values, same_bits};
 use milopt::ir::{ArrayFeature, DType, Dim, FeatureKind, Flexibility, Function, Program, ValueType};
 use milopt::package::{Package, SaveOptions};
 use milopt::passes::{Pipeline, Preset, Report, RunOptions, SideFile};
-use milopt::rewrite::{HostWrite, InterfaceChange, Source};
+use milopt::rewrite::{HostWrite, InterfaceChange, Source, Transaction};
 use milopt::{text, verify};
 use support::{count, declined, main, program};
 
@@ -543,6 +543,12 @@ fn declines() {
             "mystery",
             "uses the state in a nested block, or in a way that is not known",
         ),
+        (
+            format!("{row}{fixed}    tensor<fp16, [1]> z = mystery(x = y);\n"),
+            "z",
+            "write_state",
+            "mystery `z` is not known, and may read or write the state",
+        ),
     ] {
         let signature = format!(
             "tensor<fp16, [1, 2, 1, 4]> x, tensor<fp16, [1, 2, 4, 4]> four, tensor<fp16, {LAYER}> whole, tensor<fp16, [1]> y, \
@@ -656,8 +662,16 @@ fn stop_after_counts_states() {
 fn descriptions_follow_after_saving_and_opening() {
     let dir = tempfile::tempdir().unwrap();
     let [source, target] = ["a.mlpackage", "b.mlpackage"].map(|name| dir.path().join(name));
-    for functions in [vec![writer("decode", 1, "out")], vec![writer("decode", 1, "out"), writer("prefill", 3, "out")]] {
-        let program = several(&functions);
+    let [decode, prefill] = [("decode", 1), ("prefill", 3)].map(|(name, rows)| writer(name, rows, "out"));
+    let single = parse(std::slice::from_ref(&decode));
+    for mut program in [single, several(std::slice::from_ref(&decode)), several(&[decode, prefill])] {
+        for f in program.functions_mut() {
+            let mut interface = f.interface().clone();
+            interface.states[0].short_description = "what was said".into();
+            let mut transaction = Transaction::begin(f);
+            transaction.set_interface(interface);
+            transaction.commit().unwrap();
+        }
         let options = SaveOptions::overwrite(milopt::package::Overwrite::Force);
         support::save(&Package::new(program), &source, &options).unwrap();
         let mut package = Package::open(&source).unwrap();
@@ -677,7 +691,8 @@ fn descriptions_follow_after_saving_and_opening() {
                 })
             };
             let rows = if f.name() == "decode" { 1 } else { 3 };
-            assert_eq!(f.interface().input("c").unwrap().kind, array(&[1, 2, 8, 4]));
+            let cache = f.interface().input("c").unwrap();
+            assert_eq!((&cache.kind, &*cache.short_description), (&array(&[1, 2, 8, 4]), "what was said"));
             assert_eq!(f.interface().output("c_new").unwrap().kind, array(&[1, 2, rows, 4]));
             assert_eq!(f.interface().inputs.len(), f.inputs().len());
         }
@@ -697,6 +712,50 @@ fn formulas_say_where_the_box_begins() {
     assert_eq!(formulas(&per_layer())[1], "v_cache_0[:, :, pos[0] : pos[0] + 1, :] = v_cache_0_new");
     assert_eq!(formulas(&from_the_masks_shape()), ["cache[:, :, mask.shape[3] - 1 : mask.shape[3], :] = cache_new"]);
     assert_eq!(formulas(&at_a_constant()), ["cache[:, :, 5 : 6, :] = cache_new"]);
+}
+
+#[test]
+fn what_a_description_says_besides_is_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let [source, target] = ["a.mlpackage", "b.mlpackage"].map(|name| dir.path().join(name));
+    let package = Package::new(parse(&[writer("main", 1, "out")]));
+    support::save(&package, &source, &SaveOptions::default()).unwrap();
+    let model = source.join(support::files::MODEL);
+    let bytes = support::wire::edit_states(&std::fs::read(&model).unwrap(), support::wire::with_unknown_field);
+    std::fs::write(&model, bytes).unwrap();
+    let mut package = Package::open(&source).unwrap();
+    Pipeline::parse("kv-readonly").unwrap().run(package.program_mut(), &RunOptions::default()).unwrap();
+    let refused = support::save(&package, &target, &SaveOptions::default()).unwrap_err();
+    let cause = std::error::Error::source(&refused).map_or(refused.to_string(), ToString::to_string);
+    assert!(cause.contains("feature `c`") && !target.exists(), "{cause}");
+}
+
+#[test]
+fn outputs_have_names_of_their_own() {
+    let signature = format!("tensor<fp16, [1]> x, state<tensor<fp16, {LAYER}>> c");
+    let mut p =
+        program(&signature, "    tensor<fp16, [1]> y = relu(x = x);\n    tensor<fp16, [1]> z = exp(x = y);", "z");
+    let before = text::print_program(&p);
+    let f = &mut p.functions_mut()[0];
+    let [x, y, z, c] = ["x", "y", "z", "c"].map(|name| f.find_value(name).unwrap());
+    let mut t = Transaction::begin(f);
+    for refused in [x, z, c] {
+        assert!(t.add_output(refused).is_err());
+    }
+    t.turn_into_input(x);
+    t.commit().unwrap();
+    assert_eq!(text::print_program(&p), before);
+    let mut t = Transaction::begin(&mut p.functions_mut()[0]);
+    t.add_output(y).unwrap();
+    t.turn_into_input(c);
+    t.commit().unwrap();
+    verify::typed(&p).unwrap();
+    let interface = main(&p).interface();
+    let names = |features: &[milopt::ir::Feature]| features.iter().map(|f| f.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(
+        (names(&interface.inputs), names(&interface.outputs)),
+        (vec!["x".into(), "c".into()], vec!["z".into(), "y".into()])
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@
 //! write_state(input = cache, data = full);
 //! -> (out)
 //! ```
-//! Then with: tensor<int32, [1]> pos, tensor<fp16, [1, 1, 4]> rows, tensor<fp16, [2, 8, 4]> cache
+//! With then: tensor<int32, [1]> pos, tensor<fp16, [1, 1, 4]> rows, tensor<fp16, [2, 8, 4]> cache
 //!
 //! Return:
 //! ```text
@@ -30,10 +30,10 @@
 //! state that is only read becomes an input and no output. Functions that share a state all lose it, or none does.
 //!
 //! Exactness: interface-changing. With a caller that writes, every output and the content of every cache have the same bits.
-//! Assumes: A1, A5, A10 (docs/assumptions.md).
+//! Assumes: A1, A4, A5, A10 (docs/assumptions.md).
 //! Declines: several writes, or reads behind one (`kv-forward`, `kv-defer` and `kv-merge` come first); a write of the whole
 //! state, or of what is no update of its own content; a box that is strided, or whose place follows from what the function
-//! computes; a state that a nested block or an unknown op uses; content that the function returns; an op that carries what an
+//! computes; a state that a nested block uses; an unknown op, which may use any state (A4); content that the function returns; an op that carries what an
 //! edit would lose; a function that shares the state and must stay as it is, or declines.
 
 mod plan;

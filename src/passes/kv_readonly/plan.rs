@@ -3,6 +3,7 @@
 use crate::analysis::state::{Chain, Region, Update};
 use crate::analysis::values::Poly;
 use crate::ir::{DType, Dim, Function, OpId, ValueId};
+use crate::opset::effect_of;
 use crate::rewrite::{NoMatch, Position, loss};
 
 use super::refuse;
@@ -82,6 +83,9 @@ fn check_order(f: &Function, chain: &Chain) -> Result<(), NoMatch> {
     if let Some(op) = chain.elsewhere {
         let why = format!("{} uses the state in a nested block, or in a way that is not known", f.describe(op));
         return Err(refuse(why));
+    }
+    if let Some(op) = f.ops(f.body()).find(|&op| effect_of(f, op).is_unknown()) {
+        return Err(refuse(format!("{} is not known, and may read or write the state", f.describe(op))));
     }
     let writes = chain.writes().count();
     if writes > 1 {
