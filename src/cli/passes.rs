@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::Args;
 
 use super::Failure;
-use crate::passes;
+use crate::passes::{self, PassInfo};
 
 /// List the passes, or say what one of them does
 #[derive(Debug, Args)]
@@ -19,8 +19,8 @@ impl Passes {
         let in_default = |default| if default { "default" } else { "on request" };
         let Some(name) = &self.name else {
             for pass in passes::all() {
-                let exactness = pass.exactness.to_string();
-                writeln!(out, "{:16} {exactness:18} {:10}  {}", pass.name, in_default(pass.default), pass.summary)?;
+                let promise = promise(pass);
+                writeln!(out, "{:16} {promise:27} {:10}  {}", pass.name, in_default(pass.default), pass.summary)?;
             }
             return Ok(());
         };
@@ -28,7 +28,7 @@ impl Passes {
             let known: Vec<_> = passes::all().iter().map(|p| p.name).collect();
             return Err(Failure::Usage(format!("there is no pass `{name}`; there are {}", known.join(", "))));
         };
-        writeln!(out, "{} ({}, {})\n", pass.name, pass.exactness, in_default(pass.default))?;
+        writeln!(out, "{} ({}, {})\n", pass.name, promise(pass), in_default(pass.default))?;
         out.write_all(plain(&pass.documentation()).as_bytes())?;
         for (i, option) in pass.options.iter().enumerate() {
             let heading = if i == 0 { "\nOptions, as in --passes" } else { "           or --passes" };
@@ -36,6 +36,12 @@ impl Passes {
         }
         Ok(())
     }
+}
+
+/// What a pass keeps.
+fn promise(pass: &PassInfo) -> String {
+    let interface = if pass.changes_interface() { ", other interface" } else { "" };
+    format!("{}{interface}", pass.exactness)
 }
 
 /// Documentation without its Markdown: fenced text is indented, and source files are not referred to.

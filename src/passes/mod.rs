@@ -2,12 +2,14 @@
 
 mod dce;
 mod gqa_fold;
+mod kv_unify;
 mod pipeline;
 mod report;
 mod view_simplify;
 
 pub use dce::Dce;
 pub use gqa_fold::{GqaFold, Lowering, Masks};
+pub use kv_unify::KvUnify;
 pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, RunOptions, all};
 pub use report::{Census, Exactness, FunctionReport, PassReport, Report, bytes};
 pub use view_simplify::ViewSimplify;

@@ -6,7 +6,9 @@ use crate::ir::{Function, Program};
 use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
-use super::{Census, Dce, Exactness, FunctionReport, GqaFold, Lowering, Masks, PassReport, Report, ViewSimplify};
+use super::{
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvUnify, Lowering, Masks, PassReport, Report, ViewSimplify,
+};
 
 /// A transformation of one function.
 pub trait Pass: std::fmt::Debug + Send + Sync {
@@ -14,6 +16,11 @@ pub trait Pass: std::fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     /// What it promises.
     fn exactness(&self) -> Exactness;
+    /// Whether it may change inputs, outputs or states; each change is then in the [`Outcome`], and says how the results
+    /// are found again.
+    fn changes_interface(&self) -> bool {
+        false
+    }
     /// Changes the function through [`crate::rewrite`]; at most as many rewrites as the budget has left.
     fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome;
     /// Changes several functions of one program, an outcome for each; for passes that touch what functions share. `others`
@@ -110,6 +117,16 @@ pub fn all() -> &'static [PassInfo] {
             help: include_str!("view_simplify.rs"),
             make: |_| Box::new(ViewSimplify),
         },
+        // Before writes are merged: it makes one state of those that they go to.
+        PassInfo {
+            name: "kv-unify",
+            summary: "make one state of several states of equal type",
+            exactness: Exactness::Bitwise,
+            default: false,
+            options: &[],
+            help: include_str!("kv_unify.rs"),
+            make: |_| Box::new(KvUnify),
+        },
         // Last: what the others left unread, constants above all.
         PassInfo {
             name: "dce",
@@ -127,6 +144,11 @@ impl PassInfo {
     /// The pass with its default options.
     pub fn build(&self) -> Box<dyn Pass> {
         (self.make)(&Choices::defaults(self.options))
+    }
+
+    /// Whether it changes inputs, outputs or states.
+    pub fn changes_interface(&self) -> bool {
+        self.build().changes_interface()
     }
 
     /// The pass with options such as `lowering=rows`.
