@@ -163,11 +163,7 @@ fn vector(
 
 /// A computed vector with a known element 0, written by `concat` as it was.
 fn replaced(f: &Function, p: &mut Patch, v: ValueId, ty: &TensorType, at: i64) -> Option<Ref> {
-    let parts = match f.producer(v).and_then(|op| views::Concat::of(f, op)) {
-        Some(concat) => known_first(f, &concat.values, at),
-        None => None,
-    };
-    let parts = match parts {
+    let parts = match f.producer(v).and_then(|op| known_first(f, op, at)) {
         Some(parts) => parts,
         None => vec![Literal::ints(&[at]).into(), rest(p, v, ty)?.into()],
     };
@@ -176,13 +172,15 @@ fn replaced(f: &Function, p: &mut Patch, v: ValueId, ty: &TensorType, at: i64) -
     Some(p.op("concat", "bounds", inputs, ty.clone()))
 }
 
-/// The parts of a vector, where the first is constant, with another element 0.
-fn known_first(f: &Function, parts: &[ValueId], at: i64) -> Option<Vec<Input>> {
-    let mut known = f.operand_ints(&Operand::Value(*parts.first()?))?;
-    f.tensor(parts[0]).filter(|t| t.dtype == DType::I32 && t.rank() == 1)?;
+/// The parts of a `concat` of vectors, where the first is constant, with another element 0.
+fn known_first(f: &Function, concat: OpId, at: i64) -> Option<Vec<Input>> {
+    if f.op(concat).kind() != "concat" || f.bool(concat, "interleave") != Some(false) {
+        return None;
+    }
+    let (first, others) = f.op(concat).param("values").split_first()?;
+    let mut known = f.operand_ints(first)?;
     *known.first_mut()? = at;
-    let others = parts[1..].iter().map(|&v| v.into());
-    Some(std::iter::once(Literal::ints(&known).into()).chain(others).collect())
+    Some(std::iter::once(Literal::ints(&known).into()).chain(others.iter().map(|o| carried(f, o))).collect())
 }
 
 /// All elements of a vector but the first.
