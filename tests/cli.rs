@@ -160,7 +160,8 @@ fn readonly_caches_come_with_a_side_file() {
     assert!(place.says(0, &["optimize", "a.mlpackage", "--dry-run", "--readonly-kv=c.json"]).contains("nothing was"));
     assert!(!place.path("a.kv.json").exists() && !place.path("b.kv.json").exists() && !place.path("c.json").exists());
 
-    let text = place.says(0, &base);
+    let text = place.says(0, &[&base[..], &["--verify", "8"]].concat());
+    assert!(text.contains("main: bitwise equal over 8 steps"), "{text}");
     assert!(text.ends_with("wrote b.mlpackage\nwrote b.kv.json\n"), "{text}");
     let cache = &side("b.kv.json")["functions"]["main"][0];
     assert_eq!((&cache["input"], &cache["write"]["output"]), (&"cache".into(), &"cache_new".into()));

@@ -4,6 +4,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use milopt::equiv;
 use milopt::interp::{Interpreter, Mode, Tensor, Values, same_bits};
 use milopt::ir::{ArrayFeature, DType, Dim, FeatureKind, Flexibility, Function, Program, ValueType};
 use milopt::package::{Package, SaveOptions};
@@ -195,6 +196,9 @@ fn convert(before: &Program, options: &RunOptions) -> (Program, Report) {
     let mut after = before.clone();
     let report = pipeline.run(&mut after, options).unwrap();
     verify::typed(&after).unwrap_or_else(|e| panic!("after: {e}\n{}", text::print_program(&after)));
+    let playing = equiv::Options { steps: 8, interface: report.interfaces(), ..Default::default() };
+    let verdict = equiv::check(before, &after, None, &playing).unwrap();
+    assert!(verdict.satisfies(equiv::Exactness::Bitwise), "{verdict}");
     let once = text::print_program(&after);
     assert!(!pipeline.run(&mut after, options).unwrap().changed(), "a second run changes something:\n{once}");
     (after, report)

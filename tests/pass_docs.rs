@@ -1,6 +1,6 @@
 //! What the documentation of a pass shows is what the pass does.
 //!
-//! `With:` names the inputs, `With then:` those afterwards where they change, `Given:` and `Return:` hold ops. The outputs are those of a line `-> (…)`, or else the last
+//! `With:` names the inputs, and `With then:` those afterwards where they change; `Given:` and `Return:` hold ops. The outputs are those of a line `-> (…)`, or else the last
 //! result.
 
 mod support;

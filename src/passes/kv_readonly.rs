@@ -29,8 +29,8 @@
 //! `cache[box] = cache_new`. The side file (`kv_readonly/side_file.rs`, docs/readonly-kv.md) says where the box begins. A
 //! state that is only read becomes an input and no output. Functions that share a state all lose it, or none does.
 //!
-//! Exactness: interface-changing. With a caller that writes, every output and the content of every cache have the same bits.
-//! Assumes: A1, A4, A5, A10 (docs/assumptions.md).
+//! Exactness: bitwise, given a caller that writes: every output and the content of every cache. Changes the interface.
+//! Assumes: A1, A4, A5, A10, A11 (docs/assumptions.md).
 //! Declines: several writes, or reads behind one (`kv-forward`, `kv-defer` and `kv-merge` come first); a write of the whole
 //! state, or of what is no update of its own content; a box that is strided, or whose place follows from what the function
 //! computes; a state that a nested block uses; an unknown op, which may use any state (A4); content that the function returns; an op that carries what an
@@ -62,7 +62,11 @@ impl Pass for KvReadonly {
     }
 
     fn exactness(&self) -> Exactness {
-        Exactness::InterfaceChanging
+        Exactness::Bitwise
+    }
+
+    fn changes_interface(&self) -> bool {
+        true
     }
 
     fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome {

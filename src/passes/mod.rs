@@ -3,6 +3,7 @@
 mod dce;
 mod gqa_fold;
 mod kv_readonly;
+mod kv_unify;
 mod pipeline;
 mod report;
 mod view_simplify;
@@ -10,6 +11,7 @@ mod view_simplify;
 pub use dce::Dce;
 pub use gqa_fold::{GqaFold, Lowering, Masks};
 pub use kv_readonly::{KvReadonly, SideFile, SideFileCache, SideFileWrite};
+pub use kv_unify::KvUnify;
 pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, Preset, RunOptions, all};
 pub use report::{Census, Exactness, FunctionReport, PassReport, Report, bytes};
 pub use view_simplify::ViewSimplify;

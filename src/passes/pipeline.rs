@@ -7,7 +7,8 @@ use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
 use super::{
-    Census, Dce, Exactness, FunctionReport, GqaFold, KvReadonly, Lowering, Masks, PassReport, Report, ViewSimplify,
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvReadonly, KvUnify, Lowering, Masks, PassReport, Report,
+    ViewSimplify,
 };
 
 /// A transformation of one function.
@@ -16,6 +17,11 @@ pub trait Pass: std::fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     /// What it promises.
     fn exactness(&self) -> Exactness;
+    /// Whether it may change inputs, outputs or states; each change is then in the [`Outcome`], and says how the results
+    /// are found again.
+    fn changes_interface(&self) -> bool {
+        false
+    }
     /// Changes the function through [`crate::rewrite`]; at most as many rewrites as the budget has left.
     fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome;
     /// Changes several functions of one program, an outcome for each; for passes that touch what functions share. `others`
@@ -112,11 +118,21 @@ pub fn all() -> &'static [PassInfo] {
             help: include_str!("view_simplify.rs"),
             make: |_| Box::new(ViewSimplify),
         },
+        // Before writes are merged: it makes one state of those that they go to.
+        PassInfo {
+            name: "kv-unify",
+            summary: "make one state of several states of equal type",
+            exactness: Exactness::Bitwise,
+            default: false,
+            options: &[],
+            help: include_str!("kv_unify.rs"),
+            make: |_| Box::new(KvUnify),
+        },
         // After deferring and merging: it takes states that are written once, at the end.
         PassInfo {
             name: "kv-readonly",
             summary: "let the caller write the cache, and hand out what it is to write",
-            exactness: Exactness::InterfaceChanging,
+            exactness: Exactness::Bitwise,
             default: false,
             options: &[],
             help: include_str!("kv_readonly.rs"),
@@ -139,6 +155,11 @@ impl PassInfo {
     /// The pass with its default options.
     pub fn build(&self) -> Box<dyn Pass> {
         (self.make)(&Choices::defaults(self.options))
+    }
+
+    /// Whether it changes inputs, outputs or states.
+    pub fn changes_interface(&self) -> bool {
+        self.build().changes_interface()
     }
 
     /// The pass with options such as `lowering=rows`.

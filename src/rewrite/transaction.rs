@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::ops::Deref;
 
 use crate::ir::{
-    ArrayFeature, Feature, FeatureKind, Flexibility, Function, Id, Interface, Literal, OpId, Operand, Place, Use,
-    ValueId,
+    ArrayFeature, EditError, Feature, FeatureKind, Flexibility, Function, Id, Interface, Literal, OpId, Operand, Place,
+    Use, ValueId, ValueType,
 };
 use crate::opset::infer;
 
@@ -135,7 +135,7 @@ impl<'f> Transaction<'f> {
     /// When the interface fixes the name.
     pub fn rename(&mut self, v: ValueId, name: &str) -> Result<(), PatchError> {
         if is_returned(&self.work, v) || self.work.inputs().contains(&v) {
-            return Err(crate::ir::EditError::FixedName(self.work.value(v).name().clone()).into());
+            return Err(EditError::FixedName(self.work.value(v).name().clone()).into());
         }
         let name = self.work.fresh_name(name);
         self.work.rename(v, name);
@@ -158,6 +158,33 @@ impl<'f> Transaction<'f> {
     /// Erases the producers of these values where dead, and what dies with them.
     pub fn erase_dead(&mut self, values: impl IntoIterator<Item = ValueId>) {
         super::erase_dead(&mut self.work, values);
+    }
+
+    /// Adds an input. The description is to be edited too.
+    ///
+    /// # Errors
+    /// When another value has the name.
+    pub fn add_input(&mut self, name: &str, ty: ValueType) -> Result<ValueId, PatchError> {
+        if self.work.has_name(name) {
+            return Err(EditError::NameTaken(name.into()).into());
+        }
+        Ok(self.work.add_input(name.into(), ty))
+    }
+
+    /// Removes an input that nothing uses. The description is to be edited too.
+    ///
+    /// # Errors
+    /// When it is no input, or is used.
+    pub fn remove_input(&mut self, v: ValueId) -> Result<(), PatchError> {
+        let name = self.work.value(v).name();
+        if !self.work.inputs().contains(&v) {
+            return Err(PatchError::Stale(format!("the input `{name}`")));
+        }
+        if !self.work.value(v).uses().is_empty() {
+            return Err(PatchError::Stale(format!("a replacement for `{name}`")));
+        }
+        self.work.remove_input(v);
+        Ok(())
     }
 
     /// Replaces what the description says of the function.

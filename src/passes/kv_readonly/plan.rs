@@ -6,6 +6,7 @@ use crate::ir::{DType, Dim, Function, OpId, ValueId};
 use crate::opset::effect_of;
 use crate::rewrite::{NoMatch, Position, loss};
 
+use super::super::report::describe_state;
 use super::refuse;
 
 /// How a state is converted.
@@ -58,7 +59,7 @@ pub(super) struct Refusal {
 pub(super) fn plan(f: &Function, chain: &Chain) -> Result<Plan, Refusal> {
     let last = chain.writes().last().map(|(op, ..)| op);
     let op = last.or(chain.elsewhere).or_else(|| chain.accesses.first().map(|a| a.op()));
-    let at = op.map_or_else(|| format!("state `{}`", f.value(chain.state).name()), |op| f.describe(op));
+    let at = op.map_or_else(|| describe_state(f.value(chain.state).name()), |op| f.describe(op));
     plan_at(f, chain, &at).map_err(|why| Refusal { at, why })
 }
 
