@@ -388,6 +388,37 @@ fn print_re_reads() {
     assert!(function.starts_with("func main<CoreML8>("), "{function}");
 }
 
+/// Writes a row into one of two states and returns the other.
+const TWO_STATES: &str = "program(1.3) [specificationVersion = 9] {
+  func main<CoreML8>(tensor<fp16, [2, 4]> x, state<tensor<fp16, [2, 4]>> k, state<tensor<fp16, [2, 4]>> v) {
+    write_state(input = v, data = x);
+    tensor<fp16, [2, 4]> y = read_state(input = k);
+  } -> (y);
+}";
+
+#[test]
+fn a_changed_interface_is_compared_by_the_report() {
+    let place = Place::new();
+    place.package("a.mlpackage", TWO_STATES);
+    let run = ["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "kv-unify", "--verify", "8"];
+    let said = place.says(0, &[&run[..], &["--report", "r.json"]].concat());
+    assert!(said.contains("main: bitwise equal over 8 steps") && said.contains("state   v"), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(place.path("r.json")).unwrap()).unwrap();
+    let pass = &report["functions"][0]["passes"][0];
+    assert_eq!((&pass["exactness"], &pass["changes_interface"]), (&"bitwise".into(), &true.into()));
+    assert_eq!(pass["interface"][0], serde_json::json!({ "change": "joined", "states": ["k", "v"], "into": "kv" }));
+
+    let verify = ["verify", "a.mlpackage", "b.mlpackage", "--bitwise"];
+    assert!(place.complains(3, &verify).contains("only the second program has the input `kv`"));
+    let with_report = [&verify[..], &["--interface", "r.json"]].concat();
+    assert!(place.says(0, &with_report).contains("main: bitwise equal"));
+    let swapped = fs::read_to_string(place.path("r.json")).unwrap().replace("\"k\"", "\"t\"").replace("\"v\"", "\"k\"");
+    fs::write(place.path("r.json"), swapped.replace("\"t\"", "\"v\"")).unwrap();
+    place.says(1, &with_report);
+    fs::write(place.path("r.json"), "{}").unwrap();
+    assert!(place.complains(3, &with_report).contains("r.json: missing field `functions`"));
+}
+
 #[test]
 fn passes_are_listed() {
     let place = Place::new();
@@ -396,6 +427,7 @@ fn passes_are_listed() {
         list.lines().any(|l| l.starts_with("gqa-fold") && l.contains("bitwise") && l.contains("default")),
         "{list}"
     );
+    assert!(list.lines().any(|l| l.starts_with("kv-unify") && l.contains("bitwise, other interface")), "{list}");
     let fold = place.says(0, &["passes", "gqa-fold"]);
     assert!(fold.starts_with("gqa-fold (bitwise, default)\n"));
     assert!(fold.contains("gqa-fold:lowering=auto|rows|batch-axes"), "{fold}");

@@ -625,6 +625,8 @@ fn functions_that_share_a_state_all_lose_it() {
         play(a, b, &writes, rows);
     }
     let side = SideFile::of(&report);
+    let json = serde_json::to_string(&side).unwrap();
+    assert_eq!(serde_json::from_str::<SideFile>(&json).unwrap(), side);
     assert_eq!(side.functions["prefill"][0].write.as_ref().unwrap().shape, [1, 2, 3, 4].map(Some));
     assert_eq!((&*side.functions["reader"][0].input, &side.functions["reader"][0].write), ("c", &None));
 }

@@ -5,7 +5,8 @@
 //!   program its own. Content that is no longer finite would blind all later steps (a NaN equals any NaN), so it is drawn
 //!   anew.
 //! * **Inputs** are drawn once and given to both. Integers come from the range that their uses imply (a gather stays
-//!   within its axis, a `slice_update` within its state), else from 0..8, or from where [`Options::ranges`] says. Floats
+//!   within its axis, a `slice_update` within its state), else from 0..8, or from where [`Options::ranges`] says. A single
+//!   integer that says where something is written is the first, a middle and the last position in every five steps. Floats
 //!   are N(0, 1), except that the masks of attention go through patterns: open, causal, windowed and with fully masked
 //!   rows, hiding by −1e4 or by −∞; eight steps see them all. Everything depends on [`Options::seed`] alone.
 //! * **Bitwise** equality is asked of the interpreter's storage mode: equal bit patterns, any NaN equal to any NaN, −0

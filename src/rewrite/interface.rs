@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::analysis::values::{Poly, Unknown};
 use crate::ir::{DType, Function, Name};
 
 /// A change of the interface that keeps what is computed.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum InterfaceChange {
@@ -26,7 +27,7 @@ pub enum InterfaceChange {
         /// The input that was a state of this name.
         cache: Name,
         /// Element type.
-        #[serde(serialize_with = "dtype_name")]
+        #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
         dtype: DType,
         /// Shape.
         cache_shape: Vec<u64>,
@@ -35,12 +36,12 @@ pub enum InterfaceChange {
 
 /// What the caller writes into a cache that the function only reads: after each run, `cache[box] = output`. The box has the
 /// shape of the output.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostWrite {
     /// The input that was a state of this name.
     pub cache: Name,
     /// Element type of the cache and of the output.
-    #[serde(serialize_with = "dtype_name")]
+    #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
     pub dtype: DType,
     /// Shape of the cache.
     pub cache_shape: Vec<u64>,
@@ -56,8 +57,13 @@ fn dtype_name<S: serde::Serializer>(dtype: &DType, s: S) -> Result<S::Ok, S::Err
     s.collect_str(dtype)
 }
 
+fn dtype_of_name<'de, D: Deserializer<'de>>(d: D) -> Result<DType, D::Error> {
+    let name = String::deserialize(d)?;
+    DType::from_name(&name).ok_or_else(|| D::Error::custom(format!("there is no element type `{name}`")))
+}
+
 /// An index that follows from the inputs of the run: a constant plus terms.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Position {
     /// The constant part.
     pub constant: i64,
@@ -66,7 +72,7 @@ pub struct Position {
 }
 
 /// A coefficient times something the caller knows.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Term {
     /// The coefficient.
     pub coefficient: i64,
@@ -76,7 +82,7 @@ pub struct Term {
 }
 
 /// An integer that the caller knows.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "source", rename_all = "kebab-case")]
 pub enum Source {
     /// An element of an input, by its row-major position.
@@ -187,5 +193,34 @@ fn source(f: &Function, unknown: Unknown) -> Option<Source> {
             let axis = f.tensor(v)?.shape.iter().position(|d| d.coef() == 1 && d.symbols() == [s])?;
             Some(Source::Size { input: name(v), axis })
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_read_back_from_json() {
+        let at = |source| Term { coefficient: -2, source };
+        let changes = vec![
+            InterfaceChange::Joined { states: vec!["k".into(), "v".into()], into: "kv".into() },
+            InterfaceChange::Input { cache: "seen".into(), dtype: DType::F32, cache_shape: vec![2] },
+            InterfaceChange::ReadOnly(HostWrite {
+                cache: "kv".into(),
+                dtype: DType::F16,
+                cache_shape: vec![4, 8],
+                output: "new".into(),
+                output_shape: vec![Some(1), None],
+                begin: vec![
+                    Position { constant: 3, terms: vec![at(Source::Element { input: "p".into(), index: 1 })] },
+                    Position { constant: 0, terms: vec![at(Source::Size { input: "mask".into(), axis: 3 })] },
+                ],
+            }),
+        ];
+        let text = serde_json::to_string(&changes).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<InterfaceChange>>(&text).unwrap(), changes, "{text}");
+        let wrong = text.replace("fp16", "fp17");
+        assert!(serde_json::from_str::<Vec<InterfaceChange>>(&wrong).unwrap_err().to_string().contains("`fp17`"));
     }
 }

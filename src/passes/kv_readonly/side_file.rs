@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::Report;
 use crate::ir::Name;
 use crate::rewrite::{HostWrite, InterfaceChange, Position};
 
 /// What the caller writes into the caches after each run.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SideFile {
     /// Version of the schema.
     pub version: u32,
@@ -18,7 +18,7 @@ pub struct SideFile {
 }
 
 /// An input that was a state.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SideFileCache {
     /// The input.
     pub input: Name,
@@ -31,7 +31,7 @@ pub struct SideFileCache {
 }
 
 /// A box of a cache that is overwritten after a run.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SideFileWrite {
     /// The output that holds the new content of the box.
     pub output: Name,
