@@ -3,6 +3,7 @@
 mod support;
 
 use milopt::analysis::traffic::Traffic;
+use milopt::ir::Program;
 use milopt::text;
 use support::{DEFAULT, count, declined, main, optimize, program};
 
@@ -135,6 +136,27 @@ fn the_spelling_of_the_repeat_does_not_matter() {
         let f = main(&after);
         let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
         assert_eq!(f.op(matmul).value("y"), f.input("keys"), "{name}");
+    }
+}
+
+#[test]
+fn the_spelling_does_not_matter_for_an_unknown_length_either() {
+    for (name, spelling) in SPELLINGS {
+        let spelling =
+            spelling.replace("32, 16]>", "s0, 16]>").replace("[-1, 1, 32", "[8, 1, 32").replace("32, 16]", "-1, 16]");
+        let before = bounded(
+            "tensor<fp16, [1, 8, 3, 16]> query, tensor<fp16, [1, 2, s0, 16]> keys",
+            "1 <= s0 <= 64",
+            &format!(
+                "{spelling}
+                 tensor<fp16, [1, 8, 3, s0]> out = matmul(x = query, y = k, transpose_x = false, transpose_y = true);"
+            ),
+        );
+        let (after, report) = optimize(&before, DEFAULT);
+        let f = main(&after);
+        let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
+        assert_eq!(f.op(matmul).value("y"), f.input("keys"), "{name}: {}", report.explain());
+        assert_eq!(report.functions[0].after.kinds.values().sum::<usize>(), 3, "{name}");
     }
 }
 
@@ -497,37 +519,79 @@ fn keys_times_queries_are_folded_for_many_queries() {
     assert_eq!((count(&after, "tile"), count(&after, "transpose")), (0, 0));
 }
 
-#[test]
-fn unknown_lengths_are_folded_and_their_repetitions_resolved() {
-    let signature = "tensor<fp16, [1, 8, s0, 16]> query, tensor<fp16, [1, 2, s1, 16]> keys, \
-                     tensor<fp16, [1, 2, s1, 16]> values, tensor<fp16, [1, 1, s0, s1]> mask";
-    let repeat = |x: &str| {
-        format!(
-            "tensor<fp16, [1, 2, 1, s1, 16]> {x}e = expand_dims(x = {x}, axes = [2]);
-             tensor<int32, [5]> {x}h = shape(x = {x}e);
-             tensor<int32, [1]> {x}s = slice_by_size(x = {x}h, begin = [3], size = [1]);
-             tensor<int32, [5]> {x}w = concat(values = ([1, 2, 4], {x}s, [16]), axis = 0, interleave = false);
-             tensor<bool, [5]> {x}m = equal(x = {x}w, y = -1);
-             tensor<int32, [5]> {x}c = select(a = {x}h, b = {x}w, cond = {x}m);
-             tensor<int32, [5]> {x}r = real_div(x = {x}c, y = {x}h);
-             tensor<fp16, [?, ?, ?, ?, ?]> {x}t = tile(x = {x}e, reps = {x}r);
-             tensor<fp16, [1, 8, ?, 16]> {x}k = reshape(x = {x}t, shape = [1, 8, -1, 16]);\n"
-        )
-    };
-    let body = repeat("keys")
-        + &repeat("values")
-        + "tensor<fp16, [1, 8, s0, ?]> scores = matmul(x = query, y = keysk, transpose_x = false, transpose_y = true);
-           tensor<fp16, [1, 8, s0, ?]> masked = add(x = scores, y = mask);
-           tensor<fp16, [1, 8, s0, ?]> p = softmax(x = masked, axis = -1);
-           tensor<fp16, [1, 8, s0, 16]> out = matmul(x = p, y = valuesk, transpose_x = false, transpose_y = false);";
-    // Every unknown size that the file declares is a symbol of its own.
+/// A program with bounds of its symbols that returns `out`. Each `?` is a symbol of its own, as in a file.
+fn bounded(signature: &str, bounds: &str, body: &str) -> Program {
     let mut symbols = 2..;
     let body: String =
         body.chars().map(|c| if c == '?' { format!("s{}", symbols.next().unwrap()) } else { c.to_string() }).collect();
     let text = format!(
-        "program(1.3) [specificationVersion = 9] {{ func main<CoreML8>({signature}) where 1 <= s0 <= 16, 1 <= s1 <= 64 {{ {body} }} -> (out); }}"
+        "program(1.3) [specificationVersion = 9] {{ func main<CoreML8>({signature}) where {bounds} {{ {body} }} -> (out); }}"
     );
-    let before = text::parse(&text).unwrap();
+    text::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// The repeat of `x` [1, 2, `n`, 16] as `{x}k` [1, 8, ?, 16] with computed repetitions, as converters write it.
+fn computed_repeat(x: &str, n: &str) -> String {
+    format!(
+        "tensor<fp16, [1, 2, 1, {n}, 16]> {x}e = expand_dims(x = {x}, axes = [2]);
+         tensor<int32, [5]> {x}h = shape(x = {x}e);
+         tensor<uint16, [5]> {x}u = cast(x = {x}h, dtype = \"uint16\");
+         uint16 {x}g = gather(x = {x}u, axis = 0, batch_dims = 0, indices = 3);
+         int32 {x}s = cast(x = {x}g, dtype = \"int32\");
+         tensor<int32, [5]> {x}w = concat(values = (1, 2, 4, {x}s, 16), axis = 0, interleave = false);
+         tensor<bool, [5]> {x}m = equal(x = {x}w, y = -1);
+         tensor<int32, [5]> {x}c = select(a = {x}h, b = {x}w, cond = {x}m);
+         tensor<int32, [5]> {x}r = real_div(x = {x}c, y = {x}h);
+         tensor<fp16, [?, ?, ?, ?, ?]> {x}t = tile(x = {x}e, reps = {x}r);
+         tensor<fp16, [1, 8, ?, 16]> {x}k = reshape(x = {x}t, shape = [1, 8, -1, 16]);\n"
+    )
+}
+
+/// Lengths that are no products of input sizes: their bounds suffice to resolve the repetitions.
+#[test]
+fn repetitions_of_joined_and_cut_keys_are_resolved() {
+    let query = "tensor<fp16, [1, 8, 1, 16]> query";
+    let product =
+        "tensor<fp16, [1, 8, 1, ?]> out = matmul(x = query, y = keysk, transpose_x = false, transpose_y = true);";
+    let joined = "tensor<fp16, [1, 2, s1, 16]> keys = concat(values = (past, new), axis = 2, interleave = false);";
+    let cut = "tensor<int32, [4]> sizes = shape(x = mask);
+               tensor<int32, [1]> length = slice_by_size(x = sizes, begin = [3], size = [1]);
+               tensor<int32, [4]> end = concat(values = ([1, 2], length, [16]), axis = 0, interleave = false);
+               tensor<fp16, [1, 2, s1, 16]> keys = slice_by_index(x = cache, begin = [0, 0, 0, 0], end = end);";
+    let new = "tensor<fp16, [1, 2, s0, 16]> past, tensor<fp16, [1, 2, 1, 16]> new";
+    let cache = "tensor<fp16, [1, 2, 32, 16]> cache, tensor<fp16, [1, 1, 1, s0]> mask";
+    // A size of 65536 fits no `uint16`; the mask may be longer than the cache, but an empty one leaves nothing to divide by.
+    for (inputs, bounds, keys, resolved) in [
+        (new, "1 <= s0 <= 64", joined, true),
+        (new, "1 <= s0 <= 65535", joined, false),
+        (cache, "1 <= s0 <= 32", cut, true),
+        (cache, "1 <= s0 <= 64", cut, true),
+        (cache, "0 <= s0 <= 64", cut, false),
+    ] {
+        let body = format!("{keys}\n{}{product}", computed_repeat("keys", "s1"));
+        let before = bounded(&format!("{query}, {inputs}"), bounds, &body);
+        let mut after = before.clone();
+        let report = milopt::passes::Pipeline::default().run(&mut after, &Default::default()).unwrap();
+        assert_eq!(count(&after, "tile"), usize::from(!resolved), "{keys} {bounds}\n{}", report.explain());
+        assert_eq!(declined(&report, "keyst", "computed at run time"), !resolved, "{bounds}\n{}", report.explain());
+        if resolved {
+            let verdict = milopt::equiv::check(&before, &after, None, &Default::default()).unwrap();
+            assert!(verdict.satisfies(milopt::equiv::Exactness::Bitwise), "{bounds}: {verdict}");
+        }
+    }
+}
+
+#[test]
+fn unknown_lengths_are_folded_and_their_repetitions_resolved() {
+    let signature = "tensor<fp16, [1, 8, s0, 16]> query, tensor<fp16, [1, 2, s1, 16]> keys, \
+                     tensor<fp16, [1, 2, s1, 16]> values, tensor<fp16, [1, 1, s0, s1]> mask";
+    let body = computed_repeat("keys", "s1")
+        + &computed_repeat("values", "s1")
+        + "tensor<fp16, [1, 8, s0, ?]> scores = matmul(x = query, y = keysk, transpose_x = false, transpose_y = true);
+           tensor<fp16, [1, 8, s0, ?]> masked = add(x = scores, y = mask);
+           tensor<fp16, [1, 8, s0, ?]> p = softmax(x = masked, axis = -1);
+           tensor<fp16, [1, 8, s0, 16]> out = matmul(x = p, y = valuesk, transpose_x = false, transpose_y = false);";
+    let before = bounded(signature, "1 <= s0 <= 16, 1 <= s1 <= 64", &body);
     let mut after = before.clone();
     let report = milopt::passes::Pipeline::default().run(&mut after, &Default::default()).unwrap();
     for kind in ["tile", "shape", "real_div", "select"] {
@@ -869,5 +933,66 @@ fn copies_that_no_product_reads_are_explained_however_they_are_spelled() {
         );
         let (_, report) = optimize(&program(signature, &body, "y"), DEFAULT);
         assert!(declined(&report, op, "no matmul reads the repeated value"), "{op}\n{}", report.explain());
+    }
+}
+
+/// Copies of `keys` [1, 16, 1, n], two heads of 8, as `turned` [1, n, 1, 32].
+fn channels_first_copies(n: &str) -> String {
+    let size = if n.starts_with('s') { "-1" } else { n };
+    format!(
+        "tensor<fp16, [1, 2, 1, 8, {n}]> wide = reshape(x = keys, shape = [1, 2, 1, 8, {size}]);
+         tensor<fp16, [1, 2, 2, 8, {n}]> tiled = tile(x = wide, reps = [1, 1, 2, 1, 1]);
+         tensor<fp16, [1, 32, 1, {n}]> all = reshape(x = tiled, shape = [1, 32, 1, {size}]);
+         tensor<fp16, [1, {n}, 1, 32]> turned = transpose(x = all, perm = [0, 3, 2, 1]);"
+    )
+}
+
+#[test]
+fn pieces_of_copies_are_cut_from_what_is_repeated() {
+    for (n, bounds) in [("6", "1 <= s0 <= 2"), ("s0", "1 <= s0 <= 6")] {
+        let products: String = (0..4)
+            .map(|i| {
+                let ty = format!("tensor<fp16, [1, {n}, 1, 3]>");
+                format!("{ty} p{i} = einsum(values = (k{i}, query), equation = \"bkhc,bchq->bkhq\");\n")
+            })
+            .collect();
+        let results: Vec<String> = (0..4).map(|i| format!("tensor<fp16, [1, {n}, 1, 8]> k{i}")).collect();
+        let body = format!(
+            "{}\n{} = split(x = turned, axis = 3, num_splits = 4);\n{products}
+             tensor<fp16, [1, {n}, 4, 3]> out = concat(values = (p0, p1, p2, p3), axis = 2, interleave = false);",
+            channels_first_copies(n),
+            results.join(", ")
+        );
+        let signature =
+            format!("tensor<fp16, [1, 8, 1, 3]> query, tensor<fp16, [1, 16, 1, {n}]> keys, tensor<fp16, [s0]> l");
+        let (after, report) = optimize(&bounded(&signature, bounds, &body), DEFAULT);
+        let kinds = ["tile", "reshape", "split", "transpose", "slice_by_size"].map(|kind| count(&after, kind));
+        assert_eq!(kinds, [0, 0, 0, 1, 2], "{n}: {}", report.explain());
+        let f = main(&after);
+        let keys: Vec<_> = f.all_ops().into_iter().filter(|&op| f.op(op).kind() == "einsum").collect();
+        let key = |i: usize| f.op(keys[i]).param("values")[0].as_value();
+        assert!(key(0) == key(1) && key(2) == key(3) && key(0) != key(2), "{n}");
+    }
+}
+
+#[test]
+fn pieces_that_hold_copies_or_leave_some_stay() {
+    let copies = channels_first_copies("6");
+    for rest in [
+        // Pieces of one head and a half.
+        "tensor<fp16, [1, 6, 1, 12]> a, tensor<fp16, [1, 6, 1, 20]> b = split(x = turned, axis = 3, split_sizes = [12, 20]);
+         tensor<fp16, [1, 6, 1, 20]> out = relu(x = b);",
+        // Halves of every head, with their copies.
+        "tensor<fp16, [1, 3, 1, 32]> a, tensor<fp16, [1, 3, 1, 32]> b = split(x = turned, axis = 1, num_splits = 2);
+         tensor<fp16, [1, 3, 1, 32]> out = relu(x = b);",
+        // The copies are read elsewhere.
+        "tensor<fp16, [1, 6, 1, 8]> a, tensor<fp16, [1, 6, 1, 8]> b, tensor<fp16, [1, 6, 1, 8]> c,
+             tensor<fp16, [1, 6, 1, 8]> d = split(x = turned, axis = 3, num_splits = 4);
+         tensor<fp16, [1, 6, 1, 32]> r = relu(x = turned);
+         tensor<fp16, [1, 6, 1, 40]> out = concat(values = (r, d), axis = 3, interleave = false);",
+    ] {
+        let signature = "tensor<fp16, [1, 16, 1, 6]> keys";
+        let (after, report) = optimize(&program(signature, &format!("{copies}\n{rest}"), "out"), DEFAULT);
+        assert_eq!((count(&after, "tile"), count(&after, "split")), (1, 1), "{rest}\n{}", report.explain());
     }
 }

@@ -23,6 +23,7 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::values::Poly;
 use crate::ir::{DType, Def, Dim, Function, LiteralData, OpId, Operand, ValueId};
 use crate::opset::views::{self, AxisSlice};
 
@@ -68,6 +69,16 @@ impl Stride {
     }
     fn times(&self, factor: &Dim) -> Option<Stride> {
         Some(Stride { negative: self.negative, size: self.size.checked_mul(factor)? })
+    }
+    /// The distance covered by `n` steps.
+    fn steps(&self, n: i64) -> Option<Poly> {
+        let signed = if self.negative { n.checked_neg()? } else { n };
+        Poly::of_dim(&self.size)?.mul(&Poly::constant(signed))
+    }
+    /// Every `n`-th position; backwards if `n` is negative.
+    fn every(&self, n: i64) -> Option<Stride> {
+        let size = self.size.checked_mul(&Dim::known(n.unsigned_abs()))?;
+        Some(Stride { negative: self.negative != (n < 0) && size.as_known() != Some(0), size })
     }
 }
 
@@ -117,7 +128,7 @@ pub struct Layout {
     /// The value that is viewed.
     pub source: ValueId,
     /// Position in the source of the element at the origin.
-    pub offset: i64,
+    pub offset: Poly,
     /// Axes, outermost first.
     pub axes: SmallVec<[Axis; 5]>,
 }
@@ -145,7 +156,7 @@ impl Layout {
             stride = stride.checked_mul(dim)?;
         }
         axes.reverse();
-        Some(Layout { source, offset: 0, axes })
+        Some(Layout { source, offset: Poly::default(), axes })
     }
 
     /// The size of an axis.
@@ -170,13 +181,13 @@ impl Layout {
     /// The same elements in the same order under another shape.
     pub fn reshape(&self, shape: &[Dim]) -> Option<Layout> {
         let digits = self.digits();
-        Some(Layout { source: self.source, offset: self.offset, axes: regroup(digits.into_vec(), shape)? })
+        Some(Layout { source: self.source, offset: self.offset.clone(), axes: regroup(digits.into_vec(), shape)? })
     }
 
     /// Axis `i` of the result is axis `perm[i]`.
     pub fn transpose(&self, perm: &[usize]) -> Option<Layout> {
         let axes = perm.iter().map(|&p| self.axes.get(p).cloned()).collect::<Option<_>>()?;
-        Some(Layout { source: self.source, offset: self.offset, axes })
+        Some(Layout { source: self.source, offset: self.offset.clone(), axes })
     }
 
     /// Every axis repeated as a whole `reps[i]` times.
@@ -205,38 +216,36 @@ impl Layout {
         }
         let mut out = self.clone();
         if let [d] = &self.axes[axis][..] {
-            let stride = d.stride.as_known()?;
             let n = i64::try_from(d.extent.as_known()?).ok()?;
             let last = begin.checked_add(step.checked_mul(i64::try_from(len).ok()?.checked_sub(1)?)?)?;
             if begin < 0 || begin >= n || last < 0 || last >= n {
                 return None;
             }
-            out.offset = self.offset.checked_add(begin.checked_mul(stride)?)?;
-            out.axes[axis] = if len == 1 {
-                Axis::new()
-            } else {
-                smallvec![Digit::new(Dim::known(len), Stride::known(stride.checked_mul(step)?))]
-            };
+            out.offset = self.offset.add(&d.stride.steps(begin)?)?;
+            out.axes[axis] =
+                if len == 1 { Axis::new() } else { smallvec![Digit::new(Dim::known(len), d.stride.every(step)?)] };
             return Some(out);
         }
-        let list = index_list(&self.axes[axis])?;
+        let unit = unit_of(&self.axes[axis]);
+        let list = index_list(&self.axes[axis], &unit)?;
         let picked = (0..i64::try_from(len).ok()?)
             .map(|i| list.get(usize::try_from(begin.checked_add(i.checked_mul(step)?)?).ok()?).copied())
             .collect::<Option<Vec<i64>>>()?;
-        out.set_axis_from_list(axis, &picked)?;
+        out.set_axis_from_list(axis, &picked, &unit)?;
         Some(out)
     }
 
     /// The elements of an axis at these positions.
     pub fn gather(&self, axis: usize, indices: &[i64]) -> Option<Layout> {
-        let list = index_list(&self.axes[axis])?;
+        let unit = unit_of(&self.axes[axis]);
+        let list = index_list(&self.axes[axis], &unit)?;
         let n = list.len() as i64;
         let picked = indices
             .iter()
             .map(|&i| list.get(usize::try_from(if i < 0 { i + n } else { i }).ok()?).copied())
             .collect::<Option<Vec<i64>>>()?;
         let mut out = self.clone();
-        out.set_axis_from_list(axis, &picked)?;
+        out.set_axis_from_list(axis, &picked, &unit)?;
         Some(out)
     }
 
@@ -245,7 +254,7 @@ impl Layout {
         let missing = shape.len().checked_sub(self.axes.len())?;
         let mut axes: SmallVec<[Axis; 5]> = smallvec![Axis::new(); missing];
         axes.extend(self.axes.iter().cloned());
-        let mut out = Layout { source: self.source, offset: self.offset, axes };
+        let mut out = Layout { source: self.source, offset: self.offset.clone(), axes };
         for (i, dim) in shape.iter().enumerate() {
             if out.axes[i].is_empty() {
                 if dim.as_known() == Some(0) {
@@ -261,10 +270,11 @@ impl Layout {
         Some(out)
     }
 
-    fn set_axis_from_list(&mut self, axis: usize, list: &[i64]) -> Option<()> {
+    /// Makes an axis of the positions in `list`, counted in units.
+    fn set_axis_from_list(&mut self, axis: usize, list: &[i64], unit: &Dim) -> Option<()> {
         let (&first, _) = list.split_first()?;
-        self.offset = self.offset.checked_add(first)?;
-        self.axes[axis] = fit(list)?;
+        self.offset = self.offset.add(&Stride::of(unit.clone()).steps(first)?)?;
+        self.axes[axis] = fit(list, unit)?;
         Some(())
     }
 
@@ -283,32 +293,54 @@ impl Layout {
             return None;
         }
         let mut out = first.clone();
+        let shifts: Vec<Poly> = parts.iter().map(|p| p.offset.sub(&first.offset)).collect::<Option<_>>()?;
         if parts.iter().all(|p| p.axes[axis] == first.axes[axis]) {
-            let offsets: Vec<i64> = parts.iter().map(|p| p.offset).collect();
-            let mut digits = fit(&offsets)?;
+            let unit = shifts.iter().find_map(unit_of_shift).unwrap_or(Dim::known(1));
+            let mut digits = fit(&in_units(&shifts, &unit)?, &unit)?;
             digits.extend(first.axes[axis].iter().cloned());
             out.axes[axis] = merge(&digits);
             return Some(out);
         }
+        let unit = parts.iter().map(|p| unit_of(&p.axes[axis])).find(|u| !u.is_one()).unwrap_or(Dim::known(1));
         let mut list = Vec::new();
-        for p in parts {
-            for i in index_list(&p.axes[axis])? {
-                list.push(i.checked_add(p.offset)?.checked_sub(first.offset)?);
+        for (p, shift) in parts.iter().zip(in_units(&shifts, &unit)?) {
+            for i in index_list(&p.axes[axis], &unit)? {
+                list.push(i.checked_add(shift)?);
             }
             if list.len() > MAX_INDEX_LIST {
                 return None;
             }
         }
-        let shift = *list.first()?;
-        out.set_axis_from_list(axis, &list)?;
-        debug_assert_eq!(shift, 0);
+        debug_assert_eq!(list.first(), Some(&0));
+        out.set_axis_from_list(axis, &list, &unit)?;
         Some(out)
+    }
+
+    /// The layout without what repeats on an axis, wherever in it that is.
+    pub(crate) fn once(&self, axis: usize) -> Layout {
+        let mut out = self.clone();
+        let kept: Vec<Digit> = self.axes[axis].iter().filter(|d| !d.repeats()).cloned().collect();
+        out.axes[axis] = merge(&kept);
+        out
+    }
+
+    /// Where on an axis the elements of a piece begin, if it is a run of that axis and has all of the others.
+    pub(crate) fn begin_of(&self, piece: &Layout, axis: usize) -> Option<u64> {
+        let others = (0..self.axes.len()).filter(|&i| i != axis);
+        if piece.axes.len() != self.axes.len() || !others.into_iter().all(|i| piece.axes[i] == self.axes[i]) {
+            return None;
+        }
+        let unit = unit_of(&self.axes[axis]);
+        let shift = *in_units(&[piece.offset.sub(&self.offset)?], &unit)?.first()?;
+        let (all, some) = (index_list(&self.axes[axis], &unit)?, index_list(&piece.axes[axis], &unit)?);
+        let is_run = |run: &[i64]| run.iter().zip(&some).all(|(a, b)| b.checked_add(shift) == Some(*a));
+        u64::try_from(all.windows(some.len()).position(is_run)?).ok()
     }
 
     /// The strides of a row-major tensor of this layout's shape, if the layout is exactly that.
     pub fn is_row_major(&self) -> bool {
         let digits = self.digits();
-        self.offset == 0
+        self.offset.as_constant() == Some(0)
             && match &digits[..] {
                 [] => true,
                 [one] => one.stride.positive().is_some_and(Dim::is_one),
@@ -318,7 +350,7 @@ impl Layout {
 
     /// Whether every element of a source with `volume` elements occurs exactly once.
     pub fn is_bijection(&self, volume: &Dim) -> bool {
-        if self.offset != 0 {
+        if self.offset.as_constant() != Some(0) {
             return false;
         }
         let digits = self.digits();
@@ -407,12 +439,39 @@ fn regroup(digits: Vec<Digit>, shape: &[Dim]) -> Option<SmallVec<[Axis; 5]>> {
     rest.is_empty().then_some(axes)
 }
 
-/// Offsets of every position of an axis.
-fn index_list(axis: &[Digit]) -> Option<Vec<i64>> {
+/// The unknown sizes that the first stride other than zero is a multiple of.
+fn unit_of(axis: &[Digit]) -> Dim {
+    let stride = axis.iter().map(|d| &d.stride).find(|s| !s.is_zero());
+    stride.and_then(|s| unknowns_of(&s.size)).unwrap_or(Dim::known(1))
+}
+
+/// The unknown sizes that a shift other than zero is a multiple of.
+fn unit_of_shift(shift: &Poly) -> Option<Dim> {
+    if shift.as_constant() == Some(0) {
+        return None;
+    }
+    let size = shift.as_dim().or_else(|| shift.mul(&Poly::constant(-1))?.as_dim())?;
+    unknowns_of(&size)
+}
+
+fn unknowns_of(size: &Dim) -> Option<Dim> {
+    size.checked_div(&Dim::known(size.coef()))
+}
+
+fn in_units(shifts: &[Poly], unit: &Dim) -> Option<Vec<i64>> {
+    let unit = Poly::of_dim(unit)?;
+    shifts.iter().map(|s| s.div_exact(&unit)?.as_constant()).collect()
+}
+
+/// Offsets of every position of an axis, in units.
+fn index_list(axis: &[Digit], unit: &Dim) -> Option<Vec<i64>> {
     let mut list = vec![0i64];
     for d in axis {
         let n = usize::try_from(d.extent.as_known()?).ok()?;
-        let stride = d.stride.as_known()?;
+        let stride = match d.repeats() {
+            true => 0,
+            false => Stride { size: d.stride.size.checked_div(unit)?, ..d.stride }.as_known()?,
+        };
         if list.len().checked_mul(n)? > MAX_INDEX_LIST {
             return None;
         }
@@ -427,8 +486,8 @@ fn index_list(axis: &[Digit]) -> Option<Vec<i64>> {
     Some(list)
 }
 
-/// Digits whose offsets are `list`, relative to its first entry.
-fn fit(list: &[i64]) -> Option<Axis> {
+/// Digits whose offsets are `list`, in units and relative to its first entry.
+fn fit(list: &[i64], unit: &Dim) -> Option<Axis> {
     let mut list = list.to_vec();
     let mut digits: Vec<Digit> = Vec::new();
     while list.len() > 1 {
@@ -442,7 +501,7 @@ fn fit(list: &[i64]) -> Option<Axis> {
                 && list.chunks_exact(n).all(|c| (1..n).all(|i| c[i].wrapping_sub(c[i - 1]) == step))
         };
         let n = (2..=run).rev().find(|&n| fits(n))?;
-        digits.push(Digit::new(Dim::known(n as u64), Stride::known(step)));
+        digits.push(Digit::new(Dim::known(n as u64), Stride::known(step).times(unit)?));
         list = list.iter().step_by(n).copied().collect();
     }
     digits.reverse();

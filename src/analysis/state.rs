@@ -182,7 +182,7 @@ impl Chain {
     }
 
     /// Whether an op is an update of this chain that keeps the rest of a snapshot.
-    fn takes_rest(&self, f: &Function, op: OpId, snapshot: ValueId) -> bool {
+    pub fn takes_rest(&self, f: &Function, op: OpId, snapshot: ValueId) -> bool {
         let updates = self.writes().any(|(_, _, u)| u.is_some_and(|u| u.op == op));
         updates && f.op(op).value("x") == Some(snapshot) && f.op(op).value("update") != Some(snapshot)
     }
@@ -202,6 +202,8 @@ pub struct Look {
     pub region: Region,
     /// The axis of the state that each of its axes is; `None` for one of extent one that was added.
     pub axes: Vec<Option<usize>>,
+    /// Whether something reads it other than slices and views of it.
+    pub ends: bool,
 }
 
 /// The chains of a function.
@@ -243,19 +245,19 @@ impl States {
             let (_, version) = chain.read_of(v)?;
             let shape = &f.tensor(v)?.shape;
             let axes = (0..shape.len()).map(Some).collect();
-            return Some((chain, version, Look { value: v, region: Region::all(shape)?, axes }));
+            return Some((chain, version, Look { value: v, region: Region::all(shape)?, axes, ends: false }));
         }
         let (chain, version, from) = self.look(f, f.op(op).value("x")?)?;
         Some((chain, version, step(f, &self.values, op, v, from)?))
     }
 
-    /// What the readers of a snapshot look at, through slices and views. A `slice_update` of the chain that takes the rest
-    /// from it looks at nothing.
-    pub fn looks(&self, f: &Function, chain: &Chain, read: ValueId) -> Vec<Look> {
-        let mut out = Vec::new();
-        let mut work: Vec<Look> = self.look(f, read).into_iter().map(|(_, _, look)| look).collect();
-        while let Some(look) = work.pop() {
-            let mut ends = false;
+    /// A snapshot and every part of it that slices and views make, from the snapshot on. A `slice_update` of the chain that
+    /// takes the rest from the snapshot is no reader.
+    pub fn parts(&self, f: &Function, chain: &Chain, read: ValueId) -> Vec<Look> {
+        let mut out: Vec<Look> = self.look(f, read).into_iter().map(|(_, _, look)| look).collect();
+        let mut at = 0;
+        while at < out.len() {
+            let look = out[at].clone();
             for u in f.value(look.value).uses() {
                 if look.value == read && u.op().is_some_and(|op| chain.takes_rest(f, op, read)) {
                     continue;
@@ -266,15 +268,18 @@ impl States {
                         .then(|| step(f, &self.values, op, result, look.clone()))?
                 });
                 match further {
-                    Some(further) => work.push(further),
-                    None => ends = true,
+                    Some(further) => out.push(further),
+                    None => out[at].ends = true,
                 }
             }
-            if ends {
-                out.push(look);
-            }
+            at += 1;
         }
         out
+    }
+
+    /// What the readers of a snapshot look at: the parts that end in something else.
+    pub fn looks(&self, f: &Function, chain: &Chain, read: ValueId) -> Vec<Look> {
+        self.parts(f, chain, read).into_iter().filter(|look| look.ends).collect()
     }
 
     /// The reads and writes of a chain that must keep their order: an edge from the earlier to the later of each two that
@@ -396,7 +401,7 @@ fn step(f: &Function, values: &Values, op: OpId, result: ValueId, from: Look) ->
     let inner = Region(
         from.axes.iter().map(|a| a.map_or_else(unit, |a| Some(from.region.0[a].clone()))).collect::<Option<_>>()?,
     );
-    let keep = |axes: Vec<Option<usize>>, region: Region| Some(Look { value: result, region, axes });
+    let keep = |axes: Vec<Option<usize>>, region: Region| Some(Look { value: result, region, axes, ends: false });
     match &**f.op(op).kind() {
         "identity" | "cast" => keep(from.axes, from.region),
         "slice_by_index" => {

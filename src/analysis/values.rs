@@ -5,8 +5,9 @@
 //! result is declared unknown. [`resolve`] walks a function once, evaluates such arithmetic to polynomials over the symbols of
 //! the input sizes, and replaces unknown sizes in types by what it proved. A size is a monomial or stays unknown.
 //!
-//! Two facts need the bounds of the inputs: a slice `[0:e)` has extent `e` only where `e` cannot exceed the axis, and a cast
-//! to a narrow type keeps a value only where the type holds it.
+//! Three facts need the bounds of sizes: a slice `[0:e)` has extent `e` only where `e` cannot exceed the axis, a cast to a
+//! narrow type keeps a value only where the type holds it, and a size can be divided by only where it is not zero. Bounds
+//! follow from those of the inputs also for sizes that are no monomials, such as the length of a cache and new keys.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -420,30 +421,79 @@ fn refine(f: &mut Function, values: &Values, op: OpId) {
     {
         sharpen(f, result, sizes);
     }
-    bound(f, op);
+    bound(f, values, op);
 }
 
-/// Bounds the sizes that broadcasting gives rise to: the larger of the operands' sizes.
-fn bound(f: &mut Function, op: OpId) {
+/// Bounds the sizes that an op gives rise to, where they are no monomials: the larger of two that broadcast, the sum of
+/// those that are joined, what a slice leaves.
+fn bound(f: &mut Function, values: &Values, op: OpId) {
     let &[result] = f.op(op).results() else { return };
-    let Some(ty) = f.tensor(result).filter(|_| is_elementwise(f.op(op).kind())).cloned() else { return };
-    let shapes: Vec<Vec<Dim>> = f
-        .op(op)
-        .operands()
-        .iter()
-        .filter_map(|o| Some(f.operand_type(o).as_tensor()?.shape.to_vec()))
-        .filter(|s| s.len() <= ty.rank())
-        .collect();
+    let Some(ty) = f.tensor(result).cloned() else { return };
     for (i, dim) in ty.shape.iter().enumerate() {
         let ([symbol], 1) = (dim.symbols(), dim.coef()) else { continue };
-        let sizes = shapes.iter().filter_map(|s| s.get((i + s.len()).checked_sub(ty.rank())?));
-        let polys: Option<Vec<Poly>> = sizes.map(Poly::of_dim).collect();
-        let Some(polys) = polys.filter(|p| !p.is_empty()) else { continue };
-        let lo = polys.iter().filter_map(|p| p.lower(f)).max().unwrap_or(0);
-        let hi = polys.iter().map(|p| p.upper(f)).collect::<Option<Vec<i64>>>().and_then(|h| h.into_iter().max());
-        let hi = hi.and_then(|hi| u64::try_from(hi).ok());
-        f.narrow_symbol(*symbol, u64::try_from(lo).unwrap_or(0), hi);
+        let range = match &**f.op(op).kind() {
+            "concat" => joined(f, op, i),
+            "slice_by_index" => sliced(f, values, op, i),
+            kind if is_elementwise(kind) => widened(f, op, i, ty.rank()),
+            _ => None,
+        };
+        if let Some((lo, hi)) = range {
+            let size = |n: i64| u64::try_from(n).ok();
+            f.narrow_symbol(*symbol, size(lo).unwrap_or(0), hi.and_then(size));
+        }
     }
+}
+
+/// The least and, if there is one, the largest value.
+type Range = (i64, Option<i64>);
+
+fn range(f: &Function, dim: &Dim) -> Option<Range> {
+    let p = Poly::of_dim(dim)?;
+    Some((p.lower(f).unwrap_or(0), p.upper(f)))
+}
+
+/// The larger of the sizes that the operands of an op have on axis `i` of its `rank`.
+fn widened(f: &Function, op: OpId, i: usize, rank: usize) -> Option<Range> {
+    let shapes = f.op(op).operands().iter().filter_map(|o| Some(&f.operand_type(o).as_tensor()?.shape));
+    let sizes = shapes.filter_map(|s| s.get((i + s.len()).checked_sub(rank)?));
+    sizes.map(|d| range(f, d)).reduce(|a, b| {
+        let (a, b) = (a?, b?);
+        Some((a.0.max(b.0), a.1.zip(b.1).map(|(a, b)| a.max(b))))
+    })?
+}
+
+/// The sum of the sizes that the operands of a `concat` have on axis `i`, if it joins along that.
+fn joined(f: &Function, op: OpId, i: usize) -> Option<Range> {
+    if views::Concat::of(f, op)?.axis != i {
+        return None;
+    }
+    f.op(op).param("values").iter().try_fold((0i64, Some(0i64)), |sum, operand| {
+        let (lo, hi) = range(f, f.operand_type(operand).as_tensor()?.shape.get(i)?)?;
+        Some((sum.0.checked_add(lo)?, sum.1.zip(hi).and_then(|(a, b)| a.checked_add(b))))
+    })
+}
+
+/// What a slice leaves of the axis that becomes axis `i`.
+fn sliced(f: &Function, values: &Values, op: OpId, i: usize) -> Option<Range> {
+    let slice = views::Slice::of(f, op)?;
+    let (from, axis) = slice.axes.iter().enumerate().filter(|(_, a)| !a.squeeze).nth(i)?;
+    let n = f.tensor(f.op(op).value("x")?)?.shape.get(from)?;
+    let (shortest, longest) = range(f, n)?;
+    let least = || {
+        let (begin, end) = span(f, values, op, from, n)?;
+        let inside = axis.stride == 1 && begin.lower(f)? >= 0;
+        shortest.min(end.lower(f)?).checked_sub(begin.upper(f)?).filter(|_| inside)
+    };
+    Some((least().unwrap_or(0), longest))
+}
+
+/// Where a `slice_by_index` begins and ends on an axis of size `n`.
+fn span(f: &Function, values: &Values, op: OpId, axis: usize, n: &Dim) -> Option<(Poly, Poly)> {
+    let masked = |name: &str| f.ints(op, name).is_some_and(|m| m.get(axis) == Some(&1));
+    let at = |name: &str| values.param(f, op, name)?.get(axis)?.clone();
+    let begin = if masked("begin_mask") { Poly::constant(0) } else { at("begin")? };
+    let end = if masked("end_mask") { Poly::of_dim(n)? } else { at("end")? };
+    Some((begin, end))
 }
 
 /// Whether an op broadcasts its operands against each other.
@@ -520,19 +570,15 @@ fn sizes(f: &Function, values: &Values, op: OpId, ty: &TensorType) -> Option<Vec
         "slice_by_size" => Some(values.param(f, op, "size")?.iter().map(|s| s.as_ref()?.as_dim()).collect()),
         "slice_by_index" => {
             let slice = views::Slice::of(f, op)?;
-            let (begin, end) = (values.param(f, op, "begin"), values.param(f, op, "end"));
             let x = x()?;
             let mut out = Vec::new();
             for (i, axis) in slice.axes.iter().enumerate() {
                 if axis.squeeze {
                     continue;
                 }
-                let at = |p: &Option<Vec<Option<Poly>>>| p.as_ref()?.get(i)?.clone();
                 let computed = || {
-                    let mask = |name: &str| f.ints(op, name).is_some_and(|m| m.get(i) == Some(&1));
                     let n = Poly::of_dim(&x.shape[i])?;
-                    let begin = if mask("begin_mask") { Poly::constant(0) } else { at(&begin)? };
-                    let end = if mask("end_mask") { n.clone() } else { at(&end)? };
+                    let (begin, end) = span(f, values, op, i, &x.shape[i])?;
                     let inside = at_least(f, &begin, &Poly::constant(0))? && at_least(f, &n, &end)?;
                     let length = end.sub(&begin)?;
                     (axis.stride == 1 && inside && length.lower(f)? >= 0).then(|| length.as_dim())?

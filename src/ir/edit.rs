@@ -400,6 +400,10 @@ impl Function {
     /// Makes every use of `old` read `new`, and gives `new` the name of `old`, so that the text of the readers stays
     /// what it was. `old` gets the former name of `new`.
     pub(crate) fn replace_and_take_name(&mut self, old: ValueId, new: ValueId) {
+        // Readers that `new` has already spell the name it loses.
+        let others: Vec<OpId> =
+            self.users(new).into_iter().flat_map(|op| [vec![op], self.owners(self.ops[op].block)].concat()).collect();
+        others.into_iter().for_each(|op| self.touch(op));
         let sources: Vec<(OpId, Option<Range<usize>>)> =
             self.users(old).into_iter().map(|op| (op, self.ops[op].source.clone())).collect();
         // Readers in nested blocks: their owners hold them in their own source range.
@@ -598,6 +602,13 @@ mod tests {
         f.replace_and_take_name(va, vc);
         assert_eq!(f.value(vc).name(), &"a");
         assert_eq!(f.op(b).source(), Some(0..4), "readers spell the same name");
+        // A value that takes a second name is read by ops that spell the first one.
+        let d = f.insert_op(Place::Before(b), relu(x, "d"));
+        let vd = f.op(d).results()[0];
+        let e = f.insert_op(Place::End(f.body()), relu(vd, "e"));
+        f.set_source(e, Some(4..8), None);
+        f.replace_and_take_name(vd, vc);
+        assert_eq!((f.op(b).source(), f.op(e).source()), (None, Some(4..8)));
         f.erase_op(a);
         f.assert_uses_exact();
         assert!(!f.is_live(a));

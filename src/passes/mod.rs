@@ -2,6 +2,8 @@
 
 mod dce;
 mod gqa_fold;
+mod kv_forward;
+mod kv_merge;
 mod kv_readonly;
 mod kv_unify;
 mod pipeline;
@@ -10,6 +12,8 @@ mod view_simplify;
 
 pub use dce::Dce;
 pub use gqa_fold::{GqaFold, Lowering, Masks};
+pub use kv_forward::KvForward;
+pub use kv_merge::KvMerge;
 pub use kv_readonly::{KvReadonly, SideFile, SideFileCache, SideFileWrite};
 pub use kv_unify::KvUnify;
 pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, Preset, RunOptions, all};

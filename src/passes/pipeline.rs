@@ -7,8 +7,8 @@ use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
 use super::{
-    Census, Dce, Exactness, FunctionReport, GqaFold, KvReadonly, KvUnify, Lowering, Masks, PassReport, Report,
-    ViewSimplify,
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvForward, KvMerge, KvReadonly, KvUnify, Lowering, Masks,
+    PassReport, Report, ViewSimplify,
 };
 
 /// A transformation of one function.
@@ -118,6 +118,16 @@ pub fn all() -> &'static [PassInfo] {
             help: include_str!("view_simplify.rs"),
             make: |_| Box::new(ViewSimplify),
         },
+        // Before merging: a read less may be what stands between two writes.
+        PassInfo {
+            name: "kv-forward",
+            summary: "read a state no more often than its content changes for the reader",
+            exactness: Exactness::Bitwise,
+            default: true,
+            options: &[],
+            help: include_str!("kv_forward.rs"),
+            make: |_| Box::new(KvForward),
+        },
         // Before writes are merged: it makes one state of those that they go to.
         PassInfo {
             name: "kv-unify",
@@ -127,6 +137,19 @@ pub fn all() -> &'static [PassInfo] {
             options: &[],
             help: include_str!("kv_unify.rs"),
             make: |_| Box::new(KvUnify),
+        },
+        PassInfo {
+            name: "kv-merge",
+            summary: "write neighbouring boxes of a state at once",
+            exactness: Exactness::Bitwise,
+            default: true,
+            options: &[PassOption {
+                name: "boxes",
+                values: &["adjacent", "strided"],
+                summary: "whether boxes at equal distances become one strided box, too",
+            }],
+            help: include_str!("kv_merge.rs"),
+            make: |choices| Box::new(KvMerge { strided: choices.is("boxes", "strided") }),
         },
         // After deferring and merging: it takes states that are written once, at the end.
         PassInfo {

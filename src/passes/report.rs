@@ -106,9 +106,9 @@ impl PassReport {
 
     /// Drops refusals of ops and states that were rewritten after all, or are gone.
     pub(super) fn settle(&mut self, f: &Function) {
-        let states = f.inputs().iter().filter(|&&v| f.ty(v).as_state().is_some());
-        let ops = f.all_ops().into_iter().map(|op| f.describe(op));
-        let there: BTreeSet<String> = ops.chain(states.map(|&v| describe_state(f.value(v).name()))).collect();
+        let states =
+            f.inputs().iter().filter(|&&v| f.ty(v).as_state().is_some()).map(|&v| describe_state(f.value(v).name()));
+        let there: BTreeSet<String> = f.all_ops().into_iter().map(|op| f.describe(op)).chain(states).collect();
         let fired: BTreeSet<&String> = self.fired.iter().map(|fired| &fired.op).collect();
         self.declined.retain(|d| there.contains(&d.op) && !fired.contains(&d.op));
     }
@@ -135,7 +135,7 @@ impl fmt::Display for PassReport {
     }
 }
 
-/// What reports call a state.
+/// What a state is called in a report.
 pub(super) fn describe_state(name: &str) -> String {
     format!("state `{name}`")
 }

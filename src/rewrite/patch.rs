@@ -35,6 +35,16 @@ pub enum Input {
     Many(Vec<Input>),
 }
 
+impl Input {
+    /// What an existing op reads: the same value, or a constant equal to one that is bound in place.
+    pub fn like(f: &Function, operand: &Operand) -> Input {
+        match operand {
+            Operand::Value(v) => Input::One((*v).into()),
+            Operand::Literal(l) => Input::Const(f.literal(*l).clone()),
+        }
+    }
+}
+
 impl<R: Into<Ref>> From<R> for Input {
     fn from(r: R) -> Input {
         Input::One(r.into())

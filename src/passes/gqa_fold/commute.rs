@@ -90,7 +90,7 @@ fn data(
     let missing = rank.saturating_sub(ty.rank());
     let alike = fold.axis < missing || ty.shape[fold.axis - missing].is_one();
     match operand {
-        _ if alike && f.op(op).kind() != "concat" => Ok(constant_or_value(f, operand)),
+        _ if alike && f.op(op).kind() != "concat" => Ok(Input::like(f, operand)),
         Operand::Value(v) if missing == 0 => {
             let own = shared(cx, op, *v, fold.axis, false).map_err(|_| NoMatch::UNRELATED)?;
             if own.heads != *heads {
@@ -101,13 +101,6 @@ fn data(
             Ok(Input::One(own.operand(f, patch, *v, small)?.0))
         }
         _ => Err(NoMatch::UNRELATED),
-    }
-}
-
-fn constant_or_value(f: &Function, operand: &Operand) -> Input {
-    match operand {
-        Operand::Value(v) => Input::One((*v).into()),
-        Operand::Literal(l) => Input::Const(f.literal(*l).clone()),
     }
 }
 
@@ -122,7 +115,7 @@ fn parameter(f: &Function, op: OpId, name: &str, operand: &Operand, fold: &Fold)
         *n = i64::try_from(fold.folded[0].as_known()?).ok()?;
         Some(Input::Const(Literal::ints(&sizes)))
     };
-    resized().unwrap_or_else(|| constant_or_value(f, operand))
+    resized().unwrap_or_else(|| Input::like(f, operand))
 }
 
 /// The heads of `once` repeated as `heads` says; `None` where that takes more axes than there can be.

@@ -4,6 +4,7 @@ use crate::analysis::layout::{Axis, Digit, Layout};
 use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling::{self, Order, Step};
 use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
+use crate::analysis::values::Poly;
 use crate::ir::{Dim, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, loss};
@@ -45,8 +46,11 @@ impl Heads {
 
     /// The head axis of a layout as KV heads and groups.
     fn split(&self, axis: &[Digit]) -> Option<(Axis, Axis)> {
-        let heads =
-            Layout { source: ValueId::new(0), offset: 0, axes: [axis.iter().cloned().collect()].into_iter().collect() };
+        let heads = Layout {
+            source: ValueId::new(0),
+            offset: Poly::default(),
+            axes: [axis.iter().cloned().collect()].into_iter().collect(),
+        };
         let split = heads.reshape(&self.pair(&self.kv_heads, &self.group))?;
         let (first, second) = (split.axes[0].clone(), split.axes[1].clone());
         Some(if self.order == Order::Grouped { (first, second) } else { (second, first) })
