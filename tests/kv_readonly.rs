@@ -773,3 +773,53 @@ fn presets_grow() {
     let built: Vec<_> = Pipeline::preset(Preset::ReadOnly).passes().iter().map(|p| p.name()).collect();
     assert_eq!(built, readonly);
 }
+
+/// Runs a pipeline and plays its caller.
+fn run_all(before: &Program, pipeline: &Pipeline) -> (Program, Report) {
+    let mut after = before.clone();
+    let report = pipeline.run(&mut after, &RunOptions::default()).unwrap();
+    verify::typed(&after).unwrap();
+    let playing = equiv::Options { steps: 8, interface: report.interfaces(), ..Default::default() };
+    let verdict = equiv::check(before, &after, None, &playing).unwrap();
+    assert!(verdict.satisfies(equiv::Exactness::Bitwise), "{verdict}\n{}", text::print_program(&after));
+    (after, report)
+}
+
+#[test]
+fn writes_that_can_be_merged_are_handed_over_together() {
+    let layers = (0..L).flat_map(|i| {
+        ["k", "v"].map(|x| {
+            let (cache, at) = (format!("{x}_cache"), format!("{x}_{i}"));
+            let bounds = format!(
+                "    tensor<int32, [5]> b_{at} = concat(values = ([{i}, 0, 0], at, [0]), axis = 0, interleave = false);
+    tensor<int32, [5]> e_{at} = concat(values = ([{}, 1, 2], next, [4]), axis = 0, interleave = false);\n",
+                i + 1
+            );
+            let update = format!("    tensor<fp16, [1, 1, 2, 1, 4]> u_{at} = expand_dims(x = {at}, axes = [0]);\n");
+            let write = write(&cache, STACKED, &format!("u_{at}"), &format!("b_{at}"), &format!("e_{at}"));
+            let write = write.replace("_full", &format!("_full_{i}")).replace("_rest", &format!("_rest_{i}"));
+            bounds + &update + &write
+        })
+    });
+    let tail = "    tensor<int32, [1]> next = add(x = at, y = 1);\n".to_string() + &layers.collect::<String>();
+    let before = Form { tail, ..stacked(1) }.program();
+    let (after, report) = run_all(&before, &Pipeline::preset(Preset::ReadOnly));
+    let writes = writes(&report, "main");
+    assert_eq!((writes.len(), state_ops(main(&after))), (2, 0), "{}", report.explain());
+    assert_eq!(writes[0].output_shape, [2, 1, 2, 1, 4].map(Some));
+}
+
+#[test]
+fn joined_states_are_handed_over_together() {
+    let pipeline = Pipeline::parse("kv-unify,kv-forward,kv-merge,view-simplify,kv-readonly,dce").unwrap();
+    let (after, report) = run_all(&per_layer().program(), &pipeline);
+    let writes = writes(&report, "main");
+    assert_eq!(
+        (writes.len(), state_ops(main(&after))),
+        (1, 0),
+        "{}\n{}",
+        report.explain(),
+        text::print_program(&after)
+    );
+    assert_eq!(writes[0].output_shape, [4, 2, 1, 4].map(Some));
+}
