@@ -167,6 +167,11 @@ fn readonly_caches_come_with_a_side_file() {
     assert_eq!((&cache["input"], &cache["write"]["output"]), (&"cache".into(), &"cache_new".into()));
     assert!(!place.says(0, &["print", "b.mlpackage"]).contains("state"));
 
+    place.package("plain.mlpackage", COUNTER);
+    let text = place.says(0, &["optimize", "plain.mlpackage", "-o", "p.mlpackage", "--readonly-kv"]);
+    assert!(text.ends_with("wrote p.kv.json, which lists no cache: every state stays\n"), "{text}");
+    assert_eq!(side("p.kv.json")["functions"], serde_json::json!({ "main": [] }));
+
     // Neither file is replaced without --force, and neither is written without the other.
     fs::write(place.path("b.kv.json"), "mine").unwrap();
     fs::rename(place.path("b.mlpackage"), place.path("c.mlpackage")).unwrap();

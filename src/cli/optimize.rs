@@ -130,7 +130,9 @@ impl Optimize {
             writeln!(out, "wrote {}", path.display())?;
         }
         if let Some(path) = self.side_file().filter(|_| written.is_some()) {
-            writeln!(out, "wrote {}", path.display())?;
+            let none =
+                if SideFile::of(&rewrites).is_empty() { ", which lists no cache: every state stays" } else { "" };
+            writeln!(out, "wrote {}{none}", path.display())?;
         }
         let passes = pipeline.passes().iter().map(|p| p.name()).collect();
         self.write_report(&Summary { passes, rewrites: &rewrites, verification: verification.as_ref(), written })?;
