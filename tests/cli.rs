@@ -6,6 +6,7 @@ mod support;
 
 use std::fs;
 
+use milopt::passes::Preset;
 use support::npz::{read_npz, write_npz};
 use support::place::{Place, model_bytes};
 
@@ -55,6 +56,15 @@ fn wrong_usage_exits_with_2() {
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "gqa-fold:lowering=columns"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "dce:lowering=rows"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--function", "decode"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "-O3"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "-O", "fast"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "-O2", "--passes", "dce"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "-O1", "--readonly-kv"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--readonly-kv", "--passes", "dce"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--readonly-kv=b.mlpackage"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--readonly-kv=a.mlpackage/kv.json"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--readonly-kv=r.json", "--report", "./r.json"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--readonly-kv", "--report", "b.kv.json"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--verify", "0"],
         &["verify", "a.mlpackage"],
         &["verify", "a.mlpackage", "a.mlpackage", "--range", "keys"],
@@ -125,6 +135,71 @@ fn optimize_folds_verifies_reports_and_refuses_to_overwrite() {
     assert_eq!(model_bytes(&a), original);
     place.says(0, &["optimize", "a.mlpackage", "--in-place"]);
     assert_eq!(model_bytes(&a), before);
+}
+
+/// Overwrites the second of three slots with its input and returns the first.
+const CACHE: &str = "program(1.3) [specificationVersion = 9] {
+  func main<CoreML8>(tensor<fp16, [1, 2]> x, state<tensor<fp16, [3, 2]>> cache) {
+    tensor<fp16, [3, 2]> old = read_state(input = cache);
+    tensor<fp16, [1, 2]> y = slice_by_size(x = old, begin = [0, 0], size = [1, 2]);
+    tensor<fp16, [1, 2]> row = relu(x = x);
+    tensor<fp16, [3, 2]> rest = read_state(input = cache);
+    tensor<fp16, [3, 2]> full = slice_update(x = rest, update = row, begin = [1, 0], end = [2, 2]);
+    write_state(input = cache, data = full);
+  } -> (y);
+}";
+
+#[test]
+fn readonly_caches_come_with_a_side_file() {
+    let place = Place::new();
+    place.package("a.mlpackage", CACHE);
+    let side =
+        |name: &str| -> serde_json::Value { serde_json::from_slice(&fs::read(place.path(name)).unwrap()).unwrap() };
+    let base = ["optimize", "a.mlpackage", "-o", "b.mlpackage", "--readonly-kv"];
+    assert!(place.says(0, &["optimize", "a.mlpackage", "--dry-run", "--readonly-kv"]).contains("kv-readonly: 1 done"));
+    assert!(place.says(0, &["optimize", "a.mlpackage", "--dry-run", "--readonly-kv=c.json"]).contains("nothing was"));
+    assert!(!place.path("a.kv.json").exists() && !place.path("b.kv.json").exists() && !place.path("c.json").exists());
+
+    let text = place.says(0, &[&base[..], &["--verify", "8"]].concat());
+    assert!(text.contains("main: bitwise equal over 8 steps"), "{text}");
+    assert!(text.ends_with("wrote b.mlpackage\nwrote b.kv.json\n"), "{text}");
+    let cache = &side("b.kv.json")["functions"]["main"][0];
+    assert_eq!((&cache["input"], &cache["write"]["output"]), (&"cache".into(), &"cache_new".into()));
+    assert!(!place.says(0, &["print", "b.mlpackage"]).contains("state"));
+
+    place.package("plain.mlpackage", COUNTER);
+    let text = place.says(0, &["optimize", "plain.mlpackage", "-o", "p.mlpackage", "--readonly-kv"]);
+    assert!(text.ends_with("wrote p.kv.json, which lists no cache: every state stays\n"), "{text}");
+    assert_eq!(side("p.kv.json")["functions"], serde_json::json!({ "main": [] }));
+
+    // Neither file is replaced without --force, and neither is written without the other.
+    fs::write(place.path("b.kv.json"), "mine").unwrap();
+    fs::rename(place.path("b.mlpackage"), place.path("c.mlpackage")).unwrap();
+    assert_eq!(place.complains(1, &base), "error: b.kv.json exists already; --force replaces it\n");
+    assert!(!place.path("b.mlpackage").exists());
+    let other = ["optimize", "a.mlpackage", "-o", "c.mlpackage", "--readonly-kv=d.json"];
+    assert_eq!(place.complains(1, &other), "error: c.mlpackage exists already; --force replaces it\n");
+    assert!(!place.path("d.json").exists());
+    place.says(0, &[&base[..], &["--force"]].concat());
+    assert_eq!(side("b.kv.json")["version"], 1);
+    place.says(0, &["optimize", "a.mlpackage", "--in-place", "--readonly-kv"]);
+    assert_eq!(side("a.kv.json"), side("b.kv.json"));
+    let left: Vec<_> = fs::read_dir(place.root()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
+}
+
+#[test]
+fn levels_are_presets() {
+    let place = Place::new();
+    place.package("a.mlpackage", CACHE);
+    let passes = |level: &str| {
+        place.says(0, &["optimize", "a.mlpackage", "--dry-run", level, "--report", "r.json"]);
+        let json: serde_json::Value = serde_json::from_slice(&fs::read(place.path("r.json")).unwrap()).unwrap();
+        serde_json::from_value::<Vec<String>>(json["passes"].clone()).unwrap()
+    };
+    for (level, preset) in [("-O1", Preset::O1), ("-O2", Preset::O2), ("--readonly-kv", Preset::ReadOnly)] {
+        assert_eq!(passes(level), preset.passes().into_iter().map(|p| p.name).collect::<Vec<_>>(), "{level}");
+    }
 }
 
 #[test]
@@ -318,6 +393,37 @@ fn print_re_reads() {
     assert!(function.starts_with("func main<CoreML8>("), "{function}");
 }
 
+/// Writes a row into one of two states and returns the other.
+const TWO_STATES: &str = "program(1.3) [specificationVersion = 9] {
+  func main<CoreML8>(tensor<fp16, [2, 4]> x, state<tensor<fp16, [2, 4]>> k, state<tensor<fp16, [2, 4]>> v) {
+    write_state(input = v, data = x);
+    tensor<fp16, [2, 4]> y = read_state(input = k);
+  } -> (y);
+}";
+
+#[test]
+fn a_changed_interface_is_compared_by_the_report() {
+    let place = Place::new();
+    place.package("a.mlpackage", TWO_STATES);
+    let run = ["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "kv-unify", "--verify", "8"];
+    let said = place.says(0, &[&run[..], &["--report", "r.json"]].concat());
+    assert!(said.contains("main: bitwise equal over 8 steps") && said.contains("state   v"), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(place.path("r.json")).unwrap()).unwrap();
+    let pass = &report["functions"][0]["passes"][0];
+    assert_eq!((&pass["exactness"], &pass["changes_interface"]), (&"bitwise".into(), &true.into()));
+    assert_eq!(pass["interface"][0], serde_json::json!({ "change": "joined", "states": ["k", "v"], "into": "kv" }));
+
+    let verify = ["verify", "a.mlpackage", "b.mlpackage", "--bitwise"];
+    assert!(place.complains(3, &verify).contains("only the second program has the input `kv`"));
+    let with_report = [&verify[..], &["--interface", "r.json"]].concat();
+    assert!(place.says(0, &with_report).contains("main: bitwise equal"));
+    let swapped = fs::read_to_string(place.path("r.json")).unwrap().replace("\"k\"", "\"t\"").replace("\"v\"", "\"k\"");
+    fs::write(place.path("r.json"), swapped.replace("\"t\"", "\"v\"")).unwrap();
+    place.says(1, &with_report);
+    fs::write(place.path("r.json"), "{}").unwrap();
+    assert!(place.complains(3, &with_report).contains("r.json: missing field `functions`"));
+}
+
 #[test]
 fn passes_are_listed() {
     let place = Place::new();
@@ -326,6 +432,7 @@ fn passes_are_listed() {
         list.lines().any(|l| l.starts_with("gqa-fold") && l.contains("bitwise") && l.contains("default")),
         "{list}"
     );
+    assert!(list.lines().any(|l| l.starts_with("kv-unify") && l.contains("bitwise, other interface")), "{list}");
     let fold = place.says(0, &["passes", "gqa-fold"]);
     assert!(fold.starts_with("gqa-fold (bitwise, default)\n"));
     assert!(fold.contains("gqa-fold:lowering=auto|rows|batch-axes"), "{fold}");

@@ -1,6 +1,6 @@
 //! What the documentation of a pass shows is what the pass does.
 //!
-//! `With:` names the inputs, `Given:` and `Return:` hold ops. The outputs are those of a line `-> (…)`, or else the last
+//! `With:` names the inputs, and `With then:` those afterwards where they change; `Given:` and `Return:` hold ops. The outputs are those of a line `-> (…)`, or else the last
 //! result.
 
 mod support;
@@ -25,7 +25,8 @@ fn fenced(doc: &str, label: &str) -> Option<Vec<String>> {
 /// The program that one fenced text shows.
 fn shown(pass: &PassInfo, label: &str) -> Program {
     let doc = pass.documentation();
-    let with = line(&doc, "With:").unwrap_or_else(|| panic!("{} does not name its inputs", pass.name));
+    let after = line(&doc, "With then:").filter(|_| label == "Return:");
+    let with = after.or(line(&doc, "With:")).unwrap_or_else(|| panic!("{} does not name its inputs", pass.name));
     let mut body = fenced(&doc, label).unwrap_or_else(|| panic!("{} has no text below {label}", pass.name));
     let returned = body.last().and_then(|l| Some(l.strip_prefix("-> (")?.strip_suffix(')')?.to_string()));
     let outputs = match returned {

@@ -10,6 +10,7 @@ mod passes;
 mod print;
 mod progress;
 mod run;
+mod staged;
 mod verify;
 
 use std::error::Error;
@@ -164,6 +165,15 @@ fn check_output(path: &Path) -> Result<(), Failure> {
 fn check_distinct(option: &str, path: &Path, others: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
     let same = others.iter().find(|(_, other)| other.is_some_and(|other| real(other) == real(path)));
     same.map_or(Ok(()), |(other, _)| Err(Failure::Usage(format!("{option} and {other} are both {}", path.display()))))
+}
+
+/// Refuses an output that is one of these packages or lies in it.
+fn check_outside(option: &str, path: &Path, packages: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
+    let within = |package: &Path| real(path).starts_with(real(package));
+    let found = packages.iter().find(|(_, package)| package.is_some_and(within));
+    found.map_or(Ok(()), |(package, _)| {
+        Err(Failure::Usage(format!("{option}: {} lies in the package of {package}", path.display())))
+    })
 }
 
 /// A path without links, as far as it exists.

@@ -8,12 +8,13 @@ use clap::Args;
 use serde::Serialize;
 
 use super::progress::Spinner;
+use super::staged::Staged;
 use super::verify::parse_steps;
-use super::{Failure, Opening, about, check_distinct, check_output, select};
+use super::{Failure, Opening, about, check_distinct, check_output, check_outside, real, select};
 use crate::equiv;
 use crate::ir::Program;
 use crate::package::{Overwrite, Package, PackageError, SaveOptions};
-use crate::passes::{self, Exactness, Pipeline, Report, RunOptions};
+use crate::passes::{self, Exactness, Pipeline, Preset, Report, RunOptions, SideFile};
 
 /// Rewrite a package with passes
 #[derive(Debug, Args)]
@@ -27,6 +28,13 @@ pub(super) struct Optimize {
     /// Replace the package
     #[arg(long, conflicts_with = "output")]
     in_place: bool,
+    /// Passes that go together: 1 keeps every bit and the interface (default), 2 also writes the KV cache once a run
+    #[arg(short = 'O', value_name = "1|2", value_parser = parse_level, conflicts_with = "passes")]
+    level: Option<Preset>,
+    /// As -O2, and make the KV caches inputs that the caller writes; a side file, beside the output by default, says what
+    /// to write where
+    #[arg(long, value_name = "SIDECAR.json", num_args = 0..=1, require_equals = true, conflicts_with = "passes")]
+    readonly_kv: Option<Option<PathBuf>>,
     #[arg(long, value_name = "A,B", help = passes_help())]
     passes: Option<String>,
     /// Only this function
@@ -58,9 +66,17 @@ pub(super) struct Optimize {
 fn passes_help() -> String {
     let known: Vec<_> = passes::all().iter().map(|p| p.name).collect();
     format!(
-        "Passes to run instead of the default ones, in this order, out of {}; '' runs none. Options follow a name, as in gqa-fold:masks=tile (see `milopt passes NAME`)",
+        "Passes to run instead of those of -O, in this order, out of {}; '' runs none. Options follow a name, as in gqa-fold:masks=tile (see `milopt passes NAME`)",
         known.join(", ")
     )
+}
+
+fn parse_level(text: &str) -> Result<Preset, String> {
+    match text {
+        "1" => Ok(Preset::O1),
+        "2" => Ok(Preset::O2),
+        _ => Err("the levels are 1 and 2".into()),
+    }
 }
 
 /// The content of the report file.
@@ -75,12 +91,10 @@ struct Summary<'r> {
 
 impl Optimize {
     pub(super) fn execute(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        let pipeline = match &self.passes {
-            Some(text) => Pipeline::parse(text).map_err(|e| Failure::Usage(e.to_string()))?,
-            None => Pipeline::default(),
-        };
+        let pipeline = self.pipeline()?;
         self.check_wanted()?;
         self.check_report()?;
+        self.check_side_file()?;
         let spinner = Spinner::new("opening");
         let mut package = self.opening.open(&self.package)?;
         if let Some(name) = &self.function {
@@ -95,13 +109,13 @@ impl Optimize {
         let rewrites = rewrites.map_err(|e| about(&self.package, e))?;
         spinner.say("verifying");
         let verification = match (&original, self.verify) {
-            (Some(a), Some(steps)) => Some(self.compare(a, package.program(), steps, rewrites.exactness())?),
+            (Some(a), Some(steps)) => Some(self.compare(a, package.program(), steps, &rewrites)?),
             _ => None,
         };
         let equal = verification.as_ref().is_none_or(|r| r.satisfies(wanted(rewrites.exactness())));
         spinner.say("writing");
         let target = self.target().filter(|_| equal);
-        let saved = target.map(|path| self.save(&package, path)).transpose();
+        let saved = target.map(|path| self.save_all(&package, path, &rewrites)).transpose();
         drop(spinner);
 
         write!(out, "{rewrites}")?;
@@ -114,6 +128,11 @@ impl Optimize {
         let written = target.filter(|_| saved.is_ok());
         if let Some(path) = written {
             writeln!(out, "wrote {}", path.display())?;
+        }
+        if let Some(path) = self.side_file().filter(|_| written.is_some()) {
+            let none =
+                if SideFile::of(&rewrites).is_empty() { ", which lists no cache: every state stays" } else { "" };
+            writeln!(out, "wrote {}{none}", path.display())?;
         }
         let passes = pipeline.passes().iter().map(|p| p.name()).collect();
         self.write_report(&Summary { passes, rewrites: &rewrites, verification: verification.as_ref(), written })?;
@@ -132,6 +151,44 @@ impl Optimize {
             _ if self.dry_run => None,
             true => Some(&self.package),
             false => self.output.as_deref(),
+        }
+    }
+
+    fn pipeline(&self) -> Result<Pipeline, Failure> {
+        let preset = match (self.level, &self.readonly_kv) {
+            (Some(Preset::O1), Some(_)) => {
+                return Err(Failure::Usage("--readonly-kv runs the passes of -O2 and more; leave out -O1".into()));
+            }
+            (_, Some(_)) => Preset::ReadOnly,
+            (level, None) => level.unwrap_or_default(),
+        };
+        match &self.passes {
+            Some(text) => Pipeline::parse(text).map_err(|e| Failure::Usage(e.to_string())),
+            None => Ok(Pipeline::preset(preset)),
+        }
+    }
+
+    /// Where the side file goes, if a package and one are to be written.
+    fn side_file(&self) -> Option<PathBuf> {
+        let target = self.target()?;
+        let beside = || match target.file_name() {
+            Some(_) => target.with_extension("kv.json"),
+            None => real(target).with_extension("kv.json"),
+        };
+        Some(self.readonly_kv.as_ref()?.clone().unwrap_or_else(beside))
+    }
+
+    fn check_side_file(&self) -> Result<(), Failure> {
+        let Some(path) = self.side_file() else { return Ok(()) };
+        let packages = [("PKG", Some(&*self.package)), ("--output", self.output.as_deref())];
+        check_outside("--readonly-kv", &path, &packages)?;
+        check_distinct("--readonly-kv", &path, &[("--report", self.report.as_deref())])?;
+        check_output(&path)?;
+        match path.symlink_metadata() {
+            Ok(_) if !self.force => {
+                Err(Failure::Failed(format!("{} exists already; --force replaces it", path.display()).into()))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -160,12 +217,8 @@ impl Optimize {
         options
     }
 
-    fn compare(&self, a: &Program, b: &Program, steps: usize, exactness: Exactness) -> Result<equiv::Report, Failure> {
-        if exactness == Exactness::InterfaceChanging {
-            let message = "a pass changed the interface, so that the result cannot be compared with the original";
-            return Err(Failure::Failed(message.into()));
-        }
-        let options = equiv::Options { steps, ..equiv::Options::default() };
+    fn compare(&self, a: &Program, b: &Program, steps: usize, rewrites: &Report) -> Result<equiv::Report, Failure> {
+        let options = equiv::Options { steps, interface: rewrites.interfaces(), ..equiv::Options::default() };
         equiv::check(a, b, self.function.as_deref(), &options).map_err(|e| about(&self.package, e))
     }
 
@@ -175,6 +228,16 @@ impl Optimize {
             (false, true) => Overwrite::InPlace,
             (false, false) => Overwrite::Refuse,
         })
+    }
+
+    /// Saves the package and, when that is done, the side file.
+    fn save_all(&self, package: &Package, path: &Path, rewrites: &Report) -> Result<(), Failure> {
+        let Some(side) = self.side_file() else { return self.save(package, path) };
+        let failed = |e: String| Failure::Failed(format!("cannot write {}: {e}", side.display()).into());
+        let content = serde_json::to_string_pretty(&SideFile::of(rewrites))? + "\n";
+        let staged = Staged::new(&side, content.as_bytes()).map_err(|e| failed(e.to_string()))?;
+        self.save(package, path)?;
+        staged.place(self.force).map_err(|e| failed(format!("{e}; the package is written")))
     }
 
     fn save(&self, package: &Package, path: &Path) -> Result<(), Failure> {

@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::Args;
 
 use super::Failure;
-use crate::passes;
+use crate::passes::{self, PassInfo, Preset};
 
 /// List the passes, or say what one of them does
 #[derive(Debug, Args)]
@@ -16,11 +16,10 @@ pub(super) struct Passes {
 
 impl Passes {
     pub(super) fn execute(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        let in_default = |default| if default { "default" } else { "on request" };
         let Some(name) = &self.name else {
             for pass in passes::all() {
-                let exactness = pass.exactness.to_string();
-                writeln!(out, "{:16} {exactness:18} {:10}  {}", pass.name, in_default(pass.default), pass.summary)?;
+                let promise = promise(pass);
+                writeln!(out, "{:16} {promise:27} {:13}  {}", pass.name, preset_of(pass), pass.summary)?;
             }
             return Ok(());
         };
@@ -28,7 +27,7 @@ impl Passes {
             let known: Vec<_> = passes::all().iter().map(|p| p.name).collect();
             return Err(Failure::Usage(format!("there is no pass `{name}`; there are {}", known.join(", "))));
         };
-        writeln!(out, "{} ({}, {})\n", pass.name, pass.exactness, in_default(pass.default))?;
+        writeln!(out, "{} ({}, {})\n", pass.name, promise(pass), preset_of(pass))?;
         out.write_all(plain(&pass.documentation()).as_bytes())?;
         for (i, option) in pass.options.iter().enumerate() {
             let heading = if i == 0 { "\nOptions, as in --passes" } else { "           or --passes" };
@@ -36,6 +35,19 @@ impl Passes {
         }
         Ok(())
     }
+}
+
+/// The least option that runs the pass.
+fn preset_of(pass: &PassInfo) -> &'static str {
+    let presets = [(Preset::O1, "default"), (Preset::O2, "-O2"), (Preset::ReadOnly, "--readonly-kv")];
+    let runs = |preset: Preset| preset.passes().iter().any(|p| p.name == pass.name);
+    presets.into_iter().find(|(preset, _)| runs(*preset)).map_or("on request", |(_, option)| option)
+}
+
+/// What a pass keeps.
+fn promise(pass: &PassInfo) -> String {
+    let interface = if pass.changes_interface() { ", other interface" } else { "" };
+    format!("{}{interface}", pass.exactness)
 }
 
 /// Documentation without its Markdown: fenced text is indented, and source files are not referred to.

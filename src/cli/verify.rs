@@ -1,14 +1,19 @@
 //! `milopt verify`.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::io::Write;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde::Deserialize;
 
 use super::progress::Spinner;
-use super::{Failure, Opening, select};
+use super::{Failure, Opening, about, select};
 use crate::equiv::{self, EquivError, Exactness, Options};
+use crate::ir::Name;
+use crate::rewrite::InterfaceChange;
 
 /// Compare two packages on random inputs
 ///
@@ -36,6 +41,10 @@ pub(super) struct Verify {
     /// Ask for equal bits; otherwise sums may be taken in another order
     #[arg(long)]
     bitwise: bool,
+    /// How the interface of B differs from that of A, as the --report of `optimize` says: joined states are compared by
+    /// their parts, caches that became inputs are kept and written as a caller does
+    #[arg(long, value_name = "REPORT.json")]
+    interface: Option<PathBuf>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -60,6 +69,31 @@ fn parse_range(text: &str) -> Result<(String, Range<i64>), String> {
     parse().ok_or_else(|| "NAME=LO..HI with LO < HI is needed".into())
 }
 
+/// What matters here of the report of `optimize`.
+#[derive(Deserialize)]
+struct Changes {
+    functions: Vec<FunctionChanges>,
+}
+
+#[derive(Deserialize)]
+struct FunctionChanges {
+    function: Name,
+    passes: Vec<PassChanges>,
+}
+
+#[derive(Deserialize)]
+struct PassChanges {
+    interface: Vec<InterfaceChange>,
+}
+
+/// The changes that a report tells of, by function.
+fn read_interface(path: &Path) -> Result<BTreeMap<Name, Vec<InterfaceChange>>, Failure> {
+    let text = fs::read_to_string(path).map_err(|e| about(path, e))?;
+    let report: Changes = serde_json::from_str(&text).map_err(|e| about(path, e))?;
+    let changes = |passes: Vec<PassChanges>| passes.into_iter().flat_map(|p| p.interface).collect();
+    Ok(report.functions.into_iter().map(|f| (f.function, changes(f.passes))).collect())
+}
+
 impl Verify {
     pub(super) fn execute(&self, out: &mut dyn Write) -> Result<(), Failure> {
         let a = self.opening.open(&self.a)?;
@@ -72,6 +106,7 @@ impl Verify {
             steps: self.steps,
             seed: self.seed,
             ranges: self.ranges.iter().map(|(n, r)| (n.as_str().into(), r.clone())).collect(),
+            interface: self.interface.as_deref().map_or(Ok(BTreeMap::new()), read_interface)?,
             ..Options::default()
         };
         let spinner = Spinner::new(format!("comparing over {} steps", self.steps));

@@ -50,18 +50,22 @@ impl<'f> Generator<'f> {
         Ok(Generator { f, plans })
     }
 
-    /// The inputs of step number `step`: masks go through the [`Pattern`]s in turn.
+    /// The inputs of step number `step`: positions go through the [`Place`]s in turn, masks through the [`Pattern`]s.
     ///
     /// # Errors
     /// [`EquivError::Input`] when a tensor is too large.
     pub(super) fn inputs(&self, shapes: &Shapes, step: usize, rng: &mut Rng) -> Result<Values, EquivError> {
         let mut values = Values::new();
         let mut position = None;
+        let place = Place::of(step, rng);
         for plan in &self.plans {
             let shape = shapes.get(&plan.name).map_or(&[][..], |s| s);
             let count = self.count(&plan.name, shape)?;
             let Role::Integers { range, position: is_position } = &plan.role else { continue };
-            let drawn = integers(range, count, rng);
+            let drawn = match (is_position, count) {
+                (true, 1) => vec![place.within(range)],
+                _ => integers(range, count, rng),
+            };
             if let (true, None, &[p]) = (is_position, position, &drawn[..]) {
                 position = Some(p);
             }
@@ -138,6 +142,34 @@ fn plan(f: &Function, v: ValueId, sizes: &Sizes, options: &Options) -> Result<Pl
             Err(refuse(f, &name, &format!("no integer lies in {}..{}; give a range", range.start, range.end)))
         }
         _ => Ok(Plan { name, dtype, role }),
+    }
+}
+
+/// Where a step puts positions in their ranges. Positions of equal width, such as the begin and the end of a window, agree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    First,
+    Middle,
+    Last,
+    Random(u64),
+}
+
+impl Place {
+    /// All of them in five steps, and in forty each with every [`Pattern`].
+    fn of(step: usize, rng: &mut Rng) -> Place {
+        let random = Place::Random(rng.next());
+        [Place::Middle, Place::First, random, Place::Last, random][step % 5]
+    }
+
+    /// The integer at this place of a range, which is not empty.
+    fn within(self, range: &Range<i64>) -> i64 {
+        let width = range.end.abs_diff(range.start).max(1);
+        range.start.wrapping_add_unsigned(match self {
+            Place::First => 0,
+            Place::Middle => width / 2,
+            Place::Last => width - 1,
+            Place::Random(n) => n % width,
+        })
     }
 }
 
@@ -230,6 +262,8 @@ fn mask(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::equiv::graph::{Graph, ty};
     use crate::equiv::shapes::{cases, sizes};
@@ -259,6 +293,47 @@ mod tests {
             assert!(seen.contains(&(pattern, -1e4)) && seen.contains(&(pattern, BAR)), "{pattern:?}");
         }
         assert!([Pattern::Open, Pattern::Noise].iter().all(|p| seen.iter().any(|(q, _)| p == q)));
+    }
+
+    #[test]
+    fn positions_are_first_middle_and_last_in_every_run_of_five_steps() {
+        for shape in [&[][..], &[1]] {
+            let mut g = Graph::new();
+            let position = g.input("position", ty(DType::I32, shape));
+            let at =
+                g.op("reshape", "at", ty(DType::I32, &[1]), vec![("x", position.into()), ("shape", [1][..].into())]);
+            let begin = vec![("values", vec![at.into(), [0][..].into()]), ("axis", vec![0.into()])];
+            let begin = g.variadic("concat", "begin", ty(DType::I32, &[2]), begin);
+            let [cache, row] = [("cache", [6, 4]), ("row", [2, 4])].map(|(n, s)| g.input(n, ty(DType::F16, &s)));
+            let open = crate::ir::Literal::bools(&[true, true]);
+            let args = vec![
+                ("x", cache.into()),
+                ("update", row.into()),
+                ("begin", begin.into()),
+                ("end", begin.into()),
+                ("end_mask", open.into()),
+            ];
+            g.op("slice_update", "new", ty(DType::F16, &[6, 4]), args);
+            let shapes = cases(&g.f, &BTreeMap::new()).unwrap().remove(0);
+            let generator = Generator::new(&g.f, &sizes(&g.f, &shapes), &Options::default()).unwrap();
+            let mut rng = Rng::new(7);
+            let mut at = |step| generator.inputs(&shapes, step, &mut rng).unwrap()["position"].to_i64s()[0];
+            let drawn: Vec<i64> = (0..45).map(&mut at).collect();
+            for run in drawn.windows(5) {
+                assert!([0, 2, 4].iter().all(|p| run.contains(p)), "{drawn:?}");
+            }
+            assert!(drawn.contains(&1) && drawn.contains(&3) && drawn.iter().all(|p| (0..5).contains(p)), "{drawn:?}");
+        }
+    }
+
+    #[test]
+    fn begin_and_end_of_a_window_agree() {
+        let mut rng = Rng::new(0);
+        for step in 0..20 {
+            let place = Place::of(step, &mut rng);
+            assert_eq!(place.within(&(0..30)) + 3, place.within(&(3..33)));
+            assert_eq!(place.within(&(5..6)), 5);
+        }
     }
 
     fn draw(g: &Graph, options: &Options, seed: u64) -> Result<Values, EquivError> {

@@ -5,7 +5,8 @@
 //!   program its own. Content that is no longer finite would blind all later steps (a NaN equals any NaN), so it is drawn
 //!   anew.
 //! * **Inputs** are drawn once and given to both. Integers come from the range that their uses imply (a gather stays
-//!   within its axis, a `slice_update` within its state), else from 0..8, or from where [`Options::ranges`] says. Floats
+//!   within its axis, a `slice_update` within its state), else from 0..8, or from where [`Options::ranges`] says. A single
+//!   integer that says where something is written is the first, a middle and the last position in every five steps. Floats
 //!   are N(0, 1), except that the masks of attention go through patterns: open, causal, windowed and with fully masked
 //!   rows, hiding by −1e4 or by −∞; eight steps see them all. Everything depends on [`Options::seed`] alone.
 //! * **Bitwise** equality is asked of the interpreter's storage mode: equal bit patterns, any NaN equal to any NaN, −0
@@ -14,11 +15,15 @@
 //!   1e-5·max|a| for functions without 16-bit floats; integers are equal. The exact mode runs only when storage
 //!   mode found a difference.
 //!
+//! A pass may [change the interface](Options::interface): joined states are compared by their parts, and for a cache that
+//! became an input the comparison keeps and writes the content, as a caller does.
+//!
 //! Unknown input sizes take the default of the description; further steps try others, as far as the first program accepts
 //! them.
 
 mod compare;
 mod inputs;
+mod interface;
 mod report;
 mod rng;
 mod run;
@@ -29,10 +34,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 pub use compare::{Difference, First};
+use interface::Changes;
 pub use report::{Divergence, Exactness, FunctionReport, Report, TensorReport, Verdict};
 
 use crate::interp::InterpError;
-use crate::ir::{Dim, Function, Name, Program, TensorType, ValueId};
+use crate::ir::{Dim, Function, Name, Program, TensorType, ValueType};
+use crate::rewrite::InterfaceChange;
 
 /// How to compare.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,11 +52,14 @@ pub struct Options {
     pub ranges: BTreeMap<Name, Range<i64>>,
     /// Shapes of inputs by name, for when the description's defaults are not those to run with.
     pub shapes: BTreeMap<Name, Vec<usize>>,
+    /// How the interface of the second program's functions differs from that of the first's, by the name of the function;
+    /// one change is done after the other.
+    pub interface: BTreeMap<Name, Vec<InterfaceChange>>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { steps: 4, seed: 0, ranges: BTreeMap::new(), shapes: BTreeMap::new() }
+        Options { steps: 4, seed: 0, ranges: BTreeMap::new(), shapes: BTreeMap::new(), interface: BTreeMap::new() }
     }
 }
 
@@ -148,6 +158,9 @@ pub fn check(a: &Program, b: &Program, function: Option<&str>, options: &Options
     if let Some(unknown) = told.find(|n| pairs.iter().all(|(f, _)| f.input(n).is_none())) {
         return Err(EquivError::NoInput(unknown.clone()));
     }
+    if let Some(name) = options.interface.keys().find(|n| function.is_none() && !names.contains(n.as_str())) {
+        return Err(EquivError::Function { function: name.clone(), program: Side::First });
+    }
     let reports = pairs.iter().map(|(a, b)| check_functions(a, b, options)).collect::<Result<_, _>>()?;
     Ok(Report::new(options.seed, reports))
 }
@@ -160,48 +173,18 @@ pub fn check_functions(a: &Function, b: &Function, options: &Options) -> Result<
     if options.steps == 0 {
         return Err(EquivError::NoStep);
     }
-    same_interface(a, b)?;
-    run::compare(a, b, options)
-}
-
-/// Inputs, states and outputs pair up by name and type; the order does not matter.
-fn same_interface(a: &Function, b: &Function) -> Result<(), EquivError> {
-    for (what, xs, ys) in [("input", a.inputs(), b.inputs()), ("output", a.outputs(), b.outputs())] {
-        let differ = |reason| EquivError::Interface { function: a.name().clone(), reason };
-        let theirs = by_name(b, ys);
-        let ours = by_name(a, xs);
-        if let Some(name) = theirs.keys().find(|n| !ours.contains_key(**n)) {
-            return Err(differ(format!("only the second program has the {what} `{name}`")));
-        }
-        for (name, &v) in &ours {
-            let Some(&w) = theirs.get(name) else {
-                return Err(differ(format!("only the first program has the {what} `{name}`")));
-            };
-            if !same_type(a, v, b, w) {
-                return Err(differ(format!(
-                    "the {what} `{name}` is {} in one program, {} in the other",
-                    a.ty(v),
-                    b.ty(w)
-                )));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn by_name<'f>(f: &'f Function, values: &[ValueId]) -> BTreeMap<&'f Name, ValueId> {
-    values.iter().map(|&v| (f.value(v).name(), v)).collect()
+    let changes = Changes::between(a, b, options.interface.get(a.name()).map_or(&[], Vec::as_slice))?;
+    run::compare(a, b, &changes, options)
 }
 
 /// Equal types, where an unknown size may be anything.
-fn same_type(a: &Function, v: ValueId, b: &Function, w: ValueId) -> bool {
+fn same_type(a: &ValueType, b: &ValueType) -> bool {
     let tensors = |s: &TensorType, t: &TensorType| {
         let fits = |(x, y): (&Dim, &Dim)| x == y || x.as_known().is_none() || y.as_known().is_none();
         s.dtype == t.dtype && s.rank() == t.rank() && s.shape.iter().zip(&t.shape).all(fits)
     };
-    match (a.ty(v), b.ty(w)) {
-        (x, y) if x.as_tensor().is_some() => y.as_tensor().zip(x.as_tensor()).is_some_and(|(t, s)| tensors(s, t)),
-        (x, y) if x.as_state().is_some() => y.as_state().zip(x.as_state()).is_some_and(|(t, s)| tensors(s, t)),
+    match (a, b) {
+        (ValueType::Tensor(s), ValueType::Tensor(t)) | (ValueType::State(s), ValueType::State(t)) => tensors(s, t),
         (x, y) => x == y,
     }
 }

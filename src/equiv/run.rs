@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::compare::{Bound, Difference, fingerprint};
 use super::inputs::Generator;
+use super::interface::{Changes, Held};
 use super::report::{Divergence, FunctionReport, TensorReport, Verdict};
 use super::rng::Rng;
 use super::shapes::{self, Shapes};
@@ -12,11 +13,16 @@ use crate::interp::{InterpError, Interpreter, Mode, Values};
 use crate::ir::{Function, Name};
 
 /// Storage mode decides on bitwise equality; when it fails, exact mode decides on reassociated equality.
-pub(super) fn compare(a: &Function, b: &Function, options: &Options) -> Result<FunctionReport, EquivError> {
-    let mut storage = Trial::new(a, b, Mode::Storage, options)?.run()?;
+pub(super) fn compare(
+    a: &Function,
+    b: &Function,
+    changes: &Changes<'_>,
+    options: &Options,
+) -> Result<FunctionReport, EquivError> {
+    let mut storage = Trial::new(a, b, Mode::Storage, changes, options)?.run()?;
     let exact = match storage.is_bitwise() {
         true => None,
-        false => Some(Trial::new(a, b, Mode::Exact, options)?.run()?),
+        false => Some(Trial::new(a, b, Mode::Exact, changes, options)?.run()?),
     };
     let report = |names: Vec<Name>, pick: fn(&Outcome) -> &Differences| -> Vec<TensorReport> {
         names
@@ -73,6 +79,7 @@ impl Outcome {
 struct Trial<'f> {
     a: Runner<'f>,
     b: Runner<'f>,
+    changes: &'f Changes<'f>,
     bound: Bound,
     options: &'f Options,
     /// Input shapes that are still worth trying, each with its generator; the first is the default.
@@ -81,7 +88,13 @@ struct Trial<'f> {
 }
 
 impl<'f> Trial<'f> {
-    fn new(a: &'f Function, b: &'f Function, mode: Mode, options: &'f Options) -> Result<Trial<'f>, EquivError> {
+    fn new(
+        a: &'f Function,
+        b: &'f Function,
+        mode: Mode,
+        changes: &'f Changes<'f>,
+        options: &'f Options,
+    ) -> Result<Trial<'f>, EquivError> {
         let bound = match mode {
             Mode::Exact => Bound::EXACT,
             _ => Bound::storage(a),
@@ -96,6 +109,7 @@ impl<'f> Trial<'f> {
         Ok(Trial {
             a: Runner::new(a, mode, Side::First)?,
             b: Runner::new(b, mode, Side::Second)?,
+            changes,
             bound,
             options,
             cases,
@@ -109,10 +123,11 @@ impl<'f> Trial<'f> {
         for step in 0..self.options.steps.max(1) {
             let before = states.clone();
             let (inputs, out_a) = self.step_of_first(step, &mut states.0, &mut outcome)?;
-            let out_b = self.b.run(step, &inputs, &mut states.1)?;
+            let out_b = self.step_of_second(step, &inputs, &mut states.1)?;
             let was_bitwise = outcome.is_bitwise();
             tally(&mut outcome.outputs, step, &out_a, &out_b, self.bound);
-            let finite = tally(&mut outcome.states, step, &states.0, &states.1, self.bound);
+            let finite =
+                tally(&mut outcome.states, step, &states.0, &self.changes.states_of_first(&states.1)?, self.bound);
             if was_bitwise && !outcome.is_bitwise() {
                 outcome.divergence = self.divergence(step, &inputs, before)?;
             }
@@ -123,9 +138,18 @@ impl<'f> Trial<'f> {
         Ok(outcome)
     }
 
-    fn draw_states(&mut self) -> Result<(Values, Values), EquivError> {
+    fn draw_states(&mut self) -> Result<(Values, Held), EquivError> {
         let states = self.cases[0].1.states(&mut self.rng)?;
-        Ok((states.clone(), states))
+        let held = self.changes.begin(&states)?;
+        Ok((states, held))
+    }
+
+    /// Runs the second function, and does what its caller has to do.
+    fn step_of_second(&self, step: usize, inputs: &Values, held: &mut Held) -> Result<Values, EquivError> {
+        let all = with_caches(inputs, held);
+        let outputs = self.b.run(step, &all, &mut held.states)?;
+        self.changes.write(inputs, &outputs, held)?;
+        Ok(outputs)
     }
 
     /// Draws inputs and runs the first function. Shapes that it does not take are given up for the default ones.
@@ -157,14 +181,14 @@ impl<'f> Trial<'f> {
         &self,
         step: usize,
         inputs: &Values,
-        (mut states_a, mut states_b): (Values, Values),
+        (mut states_a, mut held): (Values, Held),
     ) -> Result<Option<Divergence>, EquivError> {
         let mut seen = HashMap::new();
         self.a.observe(step, inputs, &mut states_a, |name, op, print| {
             seen.entry(name).or_insert((op, print));
         })?;
         let mut first = None;
-        self.b.observe(step, inputs, &mut states_b, |name, op, print| {
+        self.b.observe(step, &with_caches(inputs, &held), &mut held.states, |name, op, print| {
             if let (None, Some((theirs, old))) = (&first, seen.remove(&name))
                 && old != print
             {
@@ -173,6 +197,11 @@ impl<'f> Trial<'f> {
         })?;
         Ok(first)
     }
+}
+
+/// The inputs of the second function.
+fn with_caches(inputs: &Values, held: &Held) -> Values {
+    inputs.iter().chain(&held.caches).map(|(name, t)| (name.clone(), t.clone())).collect()
 }
 
 /// Counts in the values of a step. Returns whether all are finite.

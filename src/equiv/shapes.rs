@@ -12,6 +12,9 @@ pub(super) type Shapes = BTreeMap<Name, Vec<usize>>;
 /// only, one row over a past.
 const PROBES: &[(u64, u64)] = &[(3, 7), (5, 5), (1, 6)];
 
+/// One row in the last slot of a state, where the size of a mask says how much of it is in use.
+const FULL: (u64, u64) = (1, u64::MAX);
+
 /// The sets of input shapes to run `f` with. The first holds `told` and otherwise the defaults of the description; the
 /// others, present only when nothing is told, are guesses that the function may refuse.
 ///
@@ -23,7 +26,9 @@ pub(super) fn cases(f: &Function, told: &BTreeMap<Name, Vec<usize>>) -> Result<V
     }
     let mut cases = vec![assign(f, |v| told.get(f.value(v).name()).map_or_else(|| default(f, v), |s| widen(s)))?];
     if told.is_empty() && cases[0].keys().any(|n| f.input(n).is_some_and(|v| is_flexible(f, v))) {
-        for shapes in enumerated(f).into_iter().chain(PROBES.iter().map(|&p| assign(f, |v| probe(f, v, p)))).flatten() {
+        let full = Some(FULL).filter(|_| f.inputs().iter().any(|&v| f.ty(v).as_state().is_some()));
+        let probes = PROBES.iter().copied().chain(full).map(|p| assign(f, |v| probe(f, v, p)));
+        for shapes in enumerated(f).into_iter().chain(probes).flatten() {
             if !cases.contains(&shapes) {
                 cases.push(shapes);
             }
@@ -55,6 +60,9 @@ fn tensor_inputs(f: &Function) -> impl Iterator<Item = ValueId> {
 fn is_flexible(f: &Function, v: ValueId) -> bool {
     f.tensor(v).is_some_and(|t| t.known_shape().is_none())
 }
+
+/// The largest size to try on an axis without a bound.
+const MAX_KEYS: u64 = 1 << 10;
 
 /// Shapes of all inputs by `choose`, if they fit the types and agree on every unknown size.
 fn assign(f: &Function, choose: impl Fn(ValueId) -> Vec<u64>) -> Result<Shapes, (Name, String)> {
@@ -109,13 +117,14 @@ fn bounds(f: &Function, v: ValueId, axis: usize, dim: &Dim) -> (u64, Option<u64>
     (lo.max(1), hi)
 }
 
-/// Every unknown axis has `rows` elements, or `keys` if it is the last of a mask, as far as its bounds allow.
+/// Every unknown axis has `rows` elements, or `keys` if it is the last of a mask, as far as its bounds allow. Without a
+/// bound, no more than [`MAX_KEYS`].
 fn probe(f: &Function, v: ValueId, (rows, keys): (u64, u64)) -> Vec<u64> {
     let last = f.tensor(v).map_or(0, |t| t.rank()).saturating_sub(1);
     let mask = is_mask(f, v);
     fill(f, v, |axis, (lo, hi)| {
         let n = if mask && axis == last { keys } else { rows };
-        n.min(hi.unwrap_or(u64::MAX)).max(lo)
+        n.min(hi.unwrap_or(MAX_KEYS)).max(lo)
     })
 }
 
@@ -183,6 +192,15 @@ mod tests {
             shapes(&[1, 1], &[1, 1, 1, 6]),
         ];
         assert_eq!(cases(&g.f, &BTreeMap::new()).unwrap(), want);
+    }
+
+    #[test]
+    fn a_state_is_filled_to_its_last_slot() {
+        let mut g = flexible(&[]);
+        g.state("cache", ty(DType::F16, &[32, 4]));
+        let all = cases(&g.f, &BTreeMap::new()).unwrap();
+        assert_eq!(all.last(), Some(&shapes(&[1, 1], &[1, 1, 1, 32])));
+        assert!(all.contains(&shapes(&[1, 5], &[1, 1, 5, 5])), "from slot 0 on");
     }
 
     #[test]

@@ -3,6 +3,7 @@ use DType::{F16, I32};
 use super::graph::{Graph, ty};
 use super::*;
 use crate::ir::{DType, Literal};
+use crate::rewrite::{HostWrite, Position, Source, Term};
 
 fn program(g: Graph) -> Program {
     let mut p = Program::new(9);
@@ -248,4 +249,172 @@ fn the_report_fits_a_screen_and_json() {
         "{text}"
     );
     assert_eq!(lines[2], "  first divergence: real_div `y` at step 0, add `y` before");
+}
+
+/// A cache that is a state: a row is written at a position, and all of it is summed before that.
+const STATEFUL: &str = "tensor<int32, [1]> position, tensor<fp16, [1, 4]> row, state<tensor<fp16, [6, 4]>> cache";
+/// The same where the caller keeps the cache.
+const READ_ONLY: &str = "tensor<int32, [1]> position, tensor<fp16, [1, 4]> row, tensor<fp16, [6, 4]> cache";
+
+fn parsed(signature: &str, body: &str, outputs: &str) -> Program {
+    let text = format!(
+        "program(1.3) [specificationVersion = 9] {{ func main<CoreML8>({signature}) {{ {body} }} -> ({outputs}); }}"
+    );
+    crate::text::parse(&text).unwrap()
+}
+
+fn stateful() -> Program {
+    let body = "tensor<fp16, [1, 4]> new = mul(x = row, y = row);
+                tensor<fp16, [6, 4]> old = read_state(input = cache);
+                tensor<int32, [1]> past = add(x = position, y = [1]);
+                tensor<int32, [2]> b = concat(values = (position, [0]), axis = 0, interleave = false);
+                tensor<int32, [2]> e = concat(values = (past, [4]), axis = 0, interleave = false);
+                tensor<fp16, [6, 4]> all = slice_update(x = old, update = new, begin = b, end = e);
+                write_state(input = cache, data = all);
+                tensor<fp16, [4]> y = reduce_sum(x = old, axes = [0], keep_dims = false);";
+    parsed(STATEFUL, body, "y")
+}
+
+fn read_only(factor: &str) -> Program {
+    let body = format!(
+        "tensor<fp16, [1, 4]> new = mul(x = row, y = {factor});
+         tensor<fp16, [4]> y = reduce_sum(x = cache, axes = [0], keep_dims = false);"
+    );
+    parsed(READ_ONLY, &body, "y, new")
+}
+
+fn host_write() -> HostWrite {
+    let element = Source::Element { input: "position".into(), index: 0 };
+    let at = Position { constant: 0, terms: vec![Term { coefficient: 1, source: element }] };
+    HostWrite {
+        cache: "cache".into(),
+        dtype: F16,
+        cache_shape: vec![6, 4],
+        output: "new".into(),
+        output_shape: vec![Some(1), Some(4)],
+        begin: vec![at, Position::default()],
+    }
+}
+
+fn across(a: &Program, b: &Program, changes: Vec<InterfaceChange>) -> Result<Report, EquivError> {
+    let options = Options { steps: 8, interface: [("main".into(), changes)].into(), ..Options::default() };
+    check(a, b, None, &options)
+}
+
+#[test]
+fn the_caller_writes_what_a_read_only_cache_needs() {
+    let check = |b: &Program, write| across(&stateful(), b, vec![InterfaceChange::ReadOnly(write)]).unwrap();
+    let report = check(&read_only("row"), host_write());
+    assert_eq!(report.verdict, Verdict::Bitwise, "{report}");
+    let main = &report.functions[0];
+    assert_eq!((main.outputs.len(), main.states.len(), main.states[0].storage.elements), (1, 1, 8 * 24));
+    let open = HostWrite { output_shape: vec![None, Some(4)], ..host_write() };
+    assert_eq!(check(&read_only("row"), open).verdict, Verdict::Bitwise, "the output says how large the box is");
+    let report = check(&read_only("fp16(1.0)"), host_write());
+    assert_eq!((report.verdict, report.functions[0].states[0].verdict), (Verdict::Different, Verdict::Different));
+    let mut other = host_write();
+    other.begin.swap(0, 1);
+    other.begin[0].constant = 2;
+    other.begin[1].terms.clear();
+    assert_eq!(check(&read_only("row"), other).verdict, Verdict::Different, "always at row 2");
+}
+
+#[test]
+fn a_size_of_an_input_can_be_the_position() {
+    let signature = |cache: &str| format!("tensor<fp16, [s0, 4]> mask, tensor<fp16, [1, 4]> row, {cache} cache");
+    let a = "tensor<int32, [2]> s = shape(x = mask);
+             tensor<int32, [1]> n = slice_by_size(x = s, begin = [0], size = [1]);
+             tensor<int32, [1]> p = sub(x = n, y = [1]);
+             tensor<int32, [2]> b = concat(values = (p, [0]), axis = 0, interleave = false);
+             tensor<int32, [2]> e = concat(values = (n, [4]), axis = 0, interleave = false);
+             tensor<fp16, [6, 4]> old = read_state(input = cache);
+             tensor<fp16, [6, 4]> all = slice_update(x = old, update = row, begin = b, end = e);
+             write_state(input = cache, data = all);
+             tensor<fp16, [6, 4]> y = relu(x = old);";
+    let b = "tensor<fp16, [6, 4]> y = relu(x = cache); tensor<fp16, [1, 4]> new = identity(x = row);";
+    let flexible = |cache: &str, body: &str, outputs: &str| {
+        let text = format!(
+            "program(1.3) [specificationVersion = 9] {{ func main<CoreML8>({}) where 1 <= s0 <= 6 {{ {body} }} -> ({outputs}); }}",
+            signature(cache)
+        );
+        crate::text::parse(&text).unwrap()
+    };
+    let (a, b) = (flexible("state<tensor<fp16, [6, 4]>>", a, "y"), flexible("tensor<fp16, [6, 4]>", b, "y, new"));
+    let at = |constant| {
+        let size = Source::Size { input: "mask".into(), axis: 0 };
+        let at = Position { constant, terms: vec![Term { coefficient: 1, source: size }] };
+        InterfaceChange::ReadOnly(HostWrite { begin: vec![at, Position::default()], ..host_write() })
+    };
+    assert_eq!(across(&a, &b, vec![at(-1)]).unwrap().verdict, Verdict::Bitwise);
+    let e = across(&a, &b, vec![at(-2)]).unwrap_err().to_string();
+    assert!(e.contains("`new`: ") && e.contains("1 elements from -1 leave an axis of 6"), "{e}");
+}
+
+#[test]
+fn changes_follow_one_another() {
+    // Two states are joined, and the joined one is read only.
+    let state = "state<tensor<fp16, [3, 4]>>";
+    let a = parsed(
+        &format!("tensor<fp16, [3, 4]> row, {state} k, {state} v"),
+        "tensor<fp16, [3, 4]> old = read_state(input = v); write_state(input = v, data = row); \
+         tensor<fp16, [3, 4]> y = relu(x = old);",
+        "y",
+    );
+    let b = parsed(
+        "tensor<fp16, [3, 4]> row, tensor<fp16, [6, 4]> cache",
+        "tensor<fp16, [3, 4]> old = slice_by_index(x = cache, begin = [3, 0], end = [6, 4]); \
+         tensor<fp16, [3, 4]> y = relu(x = old); tensor<fp16, [3, 4]> new = identity(x = row);",
+        "y, new",
+    );
+    let change = |first: &str, second: &str, row| {
+        let begin = vec![Position { constant: row, terms: vec![] }, Position::default()];
+        vec![
+            InterfaceChange::Joined { states: vec![first.into(), second.into()], into: "cache".into() },
+            InterfaceChange::ReadOnly(HostWrite { begin, output_shape: vec![Some(3), Some(4)], ..host_write() }),
+        ]
+    };
+    let report = across(&a, &b, change("k", "v", 3)).unwrap();
+    let states: Vec<_> = report.functions[0].states.iter().map(|s| (s.name.as_str(), s.verdict)).collect();
+    assert_eq!(states, [("k", Verdict::Bitwise), ("v", Verdict::Bitwise)]);
+    assert_eq!(across(&a, &b, change("k", "v", 0)).unwrap().verdict, Verdict::Different);
+    assert_eq!(across(&a, &b, change("v", "k", 3)).unwrap().verdict, Verdict::Different);
+}
+
+#[test]
+fn changes_that_do_not_fit_are_no_verdict() {
+    let (a, b) = (stateful(), read_only("row"));
+    let message = |changes| across(&a, &b, changes).unwrap_err().to_string();
+    let joined = |states: &[&str], into: &str| InterfaceChange::Joined {
+        states: states.iter().map(|&n| n.into()).collect(),
+        into: into.into(),
+    };
+    let read_only = InterfaceChange::ReadOnly;
+    let elsewhere = Source::Element { input: "position".into(), index: 5 };
+    for (changes, want) in [
+        (vec![], "the input `cache` is state<tensor<fp16, [6, 4]>> in one program"),
+        (vec![joined(&["cache", "nobody"], "kv")], "there is no state `nobody` to join"),
+        (vec![joined(&[], "kv")], "no states become `kv`"),
+        (vec![joined(&["cache"], "row")], "`row` exists twice"),
+        (vec![joined(&["cache"], "kv")], "only the second program has the"),
+        (vec![read_only(host_write()), read_only(host_write())], "there is no state `cache` to become an input"),
+        (vec![read_only(HostWrite { output: "y2".into(), ..host_write() })], "has no output `y2`"),
+        (vec![read_only(HostWrite { output: "y".into(), ..host_write() })], "the output `y` is tensor<fp16, [4]>"),
+        (vec![read_only(HostWrite { begin: vec![], ..host_write() })], "begins at 2 numbers, not 0"),
+        (vec![read_only(HostWrite { cache_shape: vec![6, 5], ..host_write() })], "is tensor<fp16, [6, 4]>, not"),
+        (
+            vec![read_only(HostWrite {
+                begin: vec![
+                    Position { constant: 0, terms: vec![Term { coefficient: 1, source: elsewhere }] },
+                    Position::default(),
+                ],
+                ..host_write()
+            })],
+            "the inputs do not tell where `new` goes in `cache`",
+        ),
+    ] {
+        let message = message(changes);
+        assert!(message.starts_with("could not compare: main: ") && message.contains(want), "{message}");
+    }
+    let options = Options { interface: [("decode".into(), vec![])].into(), ..Options::default() };
+    assert!(matches!(check(&a, &a, None, &options), Err(EquivError::Function { .. })));
 }

@@ -29,6 +29,7 @@
 
 mod error;
 mod tensor;
+mod boxes;
 mod run;
 mod call;
 mod ops;

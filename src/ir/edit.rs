@@ -26,6 +26,9 @@ pub enum EditError {
     /// A name may not move, because the interface fixes it.
     #[error("`{0}` is fixed by the function's interface")]
     FixedName(Name),
+    /// A new input cannot be called like another value.
+    #[error("there already is a value `{0}`")]
+    NameTaken(Name),
 }
 
 /// Where a new op goes.
@@ -109,6 +112,19 @@ impl Function {
         self.inputs.push(v);
         self.revision += 1;
         v
+    }
+
+    /// Removes an input that nothing uses.
+    pub(crate) fn remove_input(&mut self, v: ValueId) {
+        debug_assert!(self.values[v].uses.is_empty(), "a removed input is unused");
+        self.forget_name(v);
+        self.values[v].name = "".into();
+        self.values[v].ty = ValueType::Missing;
+        self.inputs.retain(|&input| input != v);
+        for (i, &input) in self.inputs.iter().enumerate() {
+            self.values[input].def = Def::Input(i as u32);
+        }
+        self.revision += 1;
     }
 
     /// Adds an empty nested block to an op.

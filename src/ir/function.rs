@@ -380,6 +380,13 @@ impl Function {
         users.dedup();
         users
     }
+    /// The op that a use belongs to: the reader, or the one whose block returns the value. `None` where the function does.
+    pub fn user(&self, u: Use) -> Option<OpId> {
+        match u {
+            Use::Op { op, .. } => Some(op),
+            Use::Output { block, .. } => self.block(block).parent(),
+        }
+    }
     /// The input with this name.
     pub fn input(&self, name: &str) -> Option<ValueId> {
         self.inputs.iter().copied().find(|&v| self.values[v].name == *name)

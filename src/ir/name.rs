@@ -76,3 +76,9 @@ impl serde::Serialize for Name {
         s.serialize_str(self.as_str())
     }
 }
+
+impl<'de> serde::Deserialize<'de> for Name {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Name, D::Error> {
+        String::deserialize(d).map(Name::from)
+    }
+}

@@ -172,9 +172,10 @@ impl<'a> Described<'a> {
         let known = self.of(f);
         let mut out = Vec::new();
         for (i, features) in [&interface.inputs, &interface.outputs, &interface.states].into_iter().enumerate() {
-            let known = known.map_or(&[][..], |d| &d.features[i]);
+            // A state may have become an input.
+            let known = known.map_or(Vec::new(), |d| [&d.features[i][..], &d.features[2]].concat());
             for feature in features {
-                wire::put(&mut out, numbers[i], &self.feature(f, feature, known)?);
+                wire::put(&mut out, numbers[i], &self.feature(f, feature, &known)?);
             }
         }
         Ok(out)

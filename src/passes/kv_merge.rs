@@ -90,7 +90,7 @@ impl KvMerge {
             match self.find(f, &states, chain) {
                 Ok(merge) => return Some(merge),
                 Err(no) => {
-                    outcome.decline(no.keeping(Keeps::StateOps).declined(describe_state(f, chain.state)));
+                    outcome.decline(no.keeping(Keeps::StateOps).declined(describe_state(f.value(chain.state).name())));
                 }
             }
         }

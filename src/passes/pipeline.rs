@@ -7,8 +7,8 @@ use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
 use super::{
-    Census, Dce, Exactness, FunctionReport, GqaFold, KvDefer, KvForward, KvMerge, Lowering, Masks, PassReport, Report,
-    ViewSimplify,
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvDefer, KvForward, KvMerge, KvReadonly, KvUnify, Lowering, Masks,
+    PassReport, Report, ViewSimplify,
 };
 
 /// A transformation of one function.
@@ -17,6 +17,11 @@ pub trait Pass: std::fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     /// What it promises.
     fn exactness(&self) -> Exactness;
+    /// Whether it may change inputs, outputs or states; each change is then in the [`Outcome`], and says how the results
+    /// are found again.
+    fn changes_interface(&self) -> bool {
+        false
+    }
     /// Changes the function through [`crate::rewrite`]; at most as many rewrites as the budget has left.
     fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome;
     /// Changes several functions of one program, an outcome for each; for passes that touch what functions share. `others`
@@ -137,6 +142,16 @@ pub fn all() -> &'static [PassInfo] {
             help: include_str!("kv_forward.rs"),
             make: |_| Box::new(KvForward),
         },
+        // Before writes are merged: it makes one state of those that they go to.
+        PassInfo {
+            name: "kv-unify",
+            summary: "make one state of several states of equal type",
+            exactness: Exactness::Bitwise,
+            default: false,
+            options: &[],
+            help: include_str!("kv_unify.rs"),
+            make: |_| Box::new(KvUnify),
+        },
         PassInfo {
             name: "kv-merge",
             summary: "write neighbouring boxes of a state at once",
@@ -149,6 +164,16 @@ pub fn all() -> &'static [PassInfo] {
             }],
             help: include_str!("kv_merge.rs"),
             make: |choices| Box::new(KvMerge { strided: choices.is("boxes", "strided") }),
+        },
+        // After deferring and merging: it takes states that are written once, at the end.
+        PassInfo {
+            name: "kv-readonly",
+            summary: "let the caller write the cache, and hand out what it is to write",
+            exactness: Exactness::Bitwise,
+            default: false,
+            options: &[],
+            help: include_str!("kv_readonly.rs"),
+            make: |_| Box::new(KvReadonly),
         },
         // Last: what the others left unread, constants above all.
         PassInfo {
@@ -167,6 +192,11 @@ impl PassInfo {
     /// The pass with its default options.
     pub fn build(&self) -> Box<dyn Pass> {
         (self.make)(&Choices::defaults(self.options))
+    }
+
+    /// Whether it changes inputs, outputs or states.
+    pub fn changes_interface(&self) -> bool {
+        self.build().changes_interface()
     }
 
     /// The pass with options such as `lowering=rows`.
@@ -278,6 +308,37 @@ impl RunOptions {
     }
 }
 
+/// A pipeline that comes with the crate.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Preset {
+    /// The default pipeline: every bit and the interface stay.
+    #[default]
+    O1,
+    /// Attention also reads the cache as it was, and one write at the end takes the place of one a layer.
+    O2,
+    /// As [`Preset::O2`], and the caches become inputs that the caller writes.
+    ReadOnly,
+}
+
+/// The passes of [`Preset::O2`].
+const O2: &[&str] = &["gqa-fold", "view-simplify", "kv-forward", "kv-defer", "kv-merge", "view-simplify", "dce"];
+/// The passes of [`Preset::ReadOnly`].
+const READ_ONLY: &[&str] =
+    &["gqa-fold", "view-simplify", "kv-forward", "kv-defer", "kv-merge", "view-simplify", "kv-readonly", "dce"];
+
+impl Preset {
+    /// Its passes, in order.
+    pub fn passes(self) -> Vec<&'static PassInfo> {
+        let named = |names: &[&str]| names.iter().filter_map(|n| all().iter().find(|p| p.name == *n)).collect();
+        match self {
+            Preset::O1 => all().iter().filter(|p| p.default).collect(),
+            Preset::O2 => named(O2),
+            Preset::ReadOnly => named(READ_ONLY),
+        }
+    }
+}
+
 /// How often the passes are run at most; each round but the last one did something.
 const MAX_ROUNDS: usize = 8;
 
@@ -290,7 +351,7 @@ pub struct Pipeline {
 impl Default for Pipeline {
     /// The passes that keep every bit and the interface.
     fn default() -> Pipeline {
-        Pipeline { passes: all().iter().filter(|p| p.default).map(PassInfo::build).collect() }
+        Pipeline::preset(Preset::default())
     }
 }
 
@@ -298,6 +359,11 @@ impl Pipeline {
     /// Passes of one's own, or a mixture.
     pub fn new(passes: Vec<Box<dyn Pass>>) -> Pipeline {
         Pipeline { passes }
+    }
+
+    /// The passes of a preset, with their default options.
+    pub fn preset(preset: Preset) -> Pipeline {
+        Pipeline { passes: preset.passes().into_iter().map(PassInfo::build).collect() }
     }
 
     /// A pipeline from text: names separated by commas, each followed by the options that are not the default ones, as in

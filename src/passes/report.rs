@@ -6,10 +6,11 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::analysis::traffic::{DISCLAIMER, Traffic};
-use crate::ir::{Function, ValueId};
+use crate::ir::{Function, Name};
 use crate::rewrite::{Declined, Fired, InterfaceChange, Keeps, Outcome};
 
-/// How far a pass keeps results.
+/// How far a pass keeps results: those of outputs and states as they were, or as their parts are found in what a pass that
+/// [changes the interface](super::Pass::changes_interface) made of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -19,8 +20,6 @@ pub enum Exactness {
     Bitwise,
     /// Sums are taken in another order.
     Reassociated,
-    /// Inputs, outputs or states change.
-    InterfaceChanging,
 }
 
 impl fmt::Display for Exactness {
@@ -28,7 +27,6 @@ impl fmt::Display for Exactness {
         f.pad(match self {
             Exactness::Bitwise => "bitwise",
             Exactness::Reassociated => "reassociated",
-            Exactness::InterfaceChanging => "interface-changing",
         })
     }
 }
@@ -74,6 +72,8 @@ pub struct PassReport {
     pub pass: String,
     /// What it promises.
     pub exactness: Exactness,
+    /// Whether it changes inputs, outputs or states.
+    pub changes_interface: bool,
     /// Rewrites that were done.
     pub fired: Vec<Fired>,
     /// Rewrites that were considered and not done.
@@ -88,6 +88,7 @@ impl PassReport {
         PassReport {
             pass: pass.name().into(),
             exactness: pass.exactness(),
+            changes_interface: pass.changes_interface(),
             fired: vec![],
             declined: vec![],
             interface: vec![],
@@ -103,9 +104,10 @@ impl PassReport {
         }
     }
 
-    /// Drops refusals of ops that were rewritten after all, or are gone.
+    /// Drops refusals of ops and states that were rewritten after all, or are gone.
     pub(super) fn settle(&mut self, f: &Function) {
-        let states = f.inputs().iter().filter(|&&v| f.ty(v).as_state().is_some()).map(|&v| describe_state(f, v));
+        let states =
+            f.inputs().iter().filter(|&&v| f.ty(v).as_state().is_some()).map(|&v| describe_state(f.value(v).name()));
         let there: BTreeSet<String> = f.all_ops().into_iter().map(|op| f.describe(op)).chain(states).collect();
         let fired: BTreeSet<&String> = self.fired.iter().map(|fired| &fired.op).collect();
         self.declined.retain(|d| there.contains(&d.op) && !fired.contains(&d.op));
@@ -134,8 +136,8 @@ impl fmt::Display for PassReport {
 }
 
 /// What a state is called in a report.
-pub(super) fn describe_state(f: &Function, state: ValueId) -> String {
-    format!("state `{}`", f.value(state).name())
+pub(super) fn describe_state(name: &str) -> String {
+    format!("state `{name}`")
 }
 
 /// The part of a form that many rewrites have in common.
@@ -180,6 +182,12 @@ impl Report {
     pub fn interface(&self, function: &str) -> Vec<&InterfaceChange> {
         let passes = self.functions.iter().filter(|f| f.function == function).flat_map(|f| &f.passes);
         passes.flat_map(|p| &p.interface).collect()
+    }
+
+    /// How the interfaces changed, by the name of the function; for [`equiv::Options`](crate::equiv::Options).
+    pub fn interfaces(&self) -> BTreeMap<Name, Vec<InterfaceChange>> {
+        let changes = |f: &FunctionReport| self.interface(&f.function).into_iter().cloned().collect();
+        self.functions.iter().map(|f| (f.function.as_str().into(), changes(f))).collect()
     }
 
     /// The weakest promise among the passes that did something.

@@ -1,12 +1,15 @@
 //! Changes of what a function takes and gives, for whoever calls it and for the equivalence check.
 
-use serde::Serialize;
+use std::fmt;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::analysis::values::{Poly, Unknown};
 use crate::ir::{DType, Function, Name};
 
 /// A change of the interface that keeps what is computed.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum InterfaceChange {
@@ -19,16 +22,26 @@ pub enum InterfaceChange {
     },
     /// A state became an input that the function only reads; the caller writes.
     ReadOnly(HostWrite),
+    /// A state that the function never wrote became an input.
+    Input {
+        /// The input that was a state of this name.
+        cache: Name,
+        /// Element type.
+        #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
+        dtype: DType,
+        /// Shape.
+        cache_shape: Vec<u64>,
+    },
 }
 
 /// What the caller writes into a cache that the function only reads: after each run, `cache[box] = output`. The box has the
 /// shape of the output.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostWrite {
     /// The input that was a state of this name.
     pub cache: Name,
     /// Element type of the cache and of the output.
-    #[serde(serialize_with = "dtype_name")]
+    #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
     pub dtype: DType,
     /// Shape of the cache.
     pub cache_shape: Vec<u64>,
@@ -44,8 +57,13 @@ fn dtype_name<S: serde::Serializer>(dtype: &DType, s: S) -> Result<S::Ok, S::Err
     s.collect_str(dtype)
 }
 
+fn dtype_of_name<'de, D: Deserializer<'de>>(d: D) -> Result<DType, D::Error> {
+    let name = String::deserialize(d)?;
+    DType::from_name(&name).ok_or_else(|| D::Error::custom(format!("there is no element type `{name}`")))
+}
+
 /// An index that follows from the inputs of the run: a constant plus terms.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Position {
     /// The constant part.
     pub constant: i64,
@@ -54,7 +72,7 @@ pub struct Position {
 }
 
 /// A coefficient times something the caller knows.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Term {
     /// The coefficient.
     pub coefficient: i64,
@@ -64,7 +82,7 @@ pub struct Term {
 }
 
 /// An integer that the caller knows.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "source", rename_all = "kebab-case")]
 pub enum Source {
     /// An element of an input, by its row-major position.
@@ -105,6 +123,68 @@ impl Position {
     }
 }
 
+impl Position {
+    /// The position so much further.
+    fn plus(&self, distance: u64) -> Option<Position> {
+        let constant = self.constant.checked_add_unsigned(distance)?;
+        Some(Position { constant, terms: self.terms.clone() })
+    }
+}
+
+impl fmt::Display for Source {
+    /// `pos[0]` or `mask.shape[3]`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Element { input, index } => write!(f, "{input}[{index}]"),
+            Source::Size { input, axis } => write!(f, "{input}.shape[{axis}]"),
+        }
+    }
+}
+
+impl fmt::Display for Position {
+    /// `2*pos[0] - mask.shape[3] + 1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, Term { coefficient, source }) in self.terms.iter().enumerate() {
+            match (i, *coefficient < 0) {
+                (0, true) => f.write_str("-")?,
+                (0, false) => {}
+                (_, true) => f.write_str(" - ")?,
+                (_, false) => f.write_str(" + ")?,
+            }
+            match coefficient.unsigned_abs() {
+                1 => write!(f, "{source}")?,
+                n => write!(f, "{n}*{source}")?,
+            }
+        }
+        match (self.terms.is_empty(), self.constant) {
+            (true, c) => write!(f, "{c}"),
+            (false, 0) => Ok(()),
+            (false, c) if c < 0 => write!(f, " - {}", c.unsigned_abs()),
+            (false, c) => write!(f, " + {c}"),
+        }
+    }
+}
+
+impl fmt::Display for HostWrite {
+    /// `k[:, :, pos[0] : pos[0] + 1, :] = k_new`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.cache)?;
+        for (i, (begin, size)) in self.begin.iter().zip(&self.output_shape).enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            match size.map(|n| (n, begin.plus(n))) {
+                Some((n, _)) if *begin == Position::default() && self.cache_shape.get(i) == Some(&n) => {
+                    f.write_str(":")?
+                }
+                Some((_, Some(end))) => write!(f, "{begin} : {end}")?,
+                _ => write!(f, "{begin} : {begin} + {}.shape[{i}]", self.output)?,
+            }
+        }
+        write!(f, "] = {}", self.output)
+    }
+}
+
 fn source(f: &Function, unknown: Unknown) -> Option<Source> {
     let name = |v| f.value(v).name().clone();
     match unknown {
@@ -113,5 +193,34 @@ fn source(f: &Function, unknown: Unknown) -> Option<Source> {
             let axis = f.tensor(v)?.shape.iter().position(|d| d.coef() == 1 && d.symbols() == [s])?;
             Some(Source::Size { input: name(v), axis })
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_read_back_from_json() {
+        let at = |source| Term { coefficient: -2, source };
+        let changes = vec![
+            InterfaceChange::Joined { states: vec!["k".into(), "v".into()], into: "kv".into() },
+            InterfaceChange::Input { cache: "seen".into(), dtype: DType::F32, cache_shape: vec![2] },
+            InterfaceChange::ReadOnly(HostWrite {
+                cache: "kv".into(),
+                dtype: DType::F16,
+                cache_shape: vec![4, 8],
+                output: "new".into(),
+                output_shape: vec![Some(1), None],
+                begin: vec![
+                    Position { constant: 3, terms: vec![at(Source::Element { input: "p".into(), index: 1 })] },
+                    Position { constant: 0, terms: vec![at(Source::Size { input: "mask".into(), axis: 3 })] },
+                ],
+            }),
+        ];
+        let text = serde_json::to_string(&changes).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<InterfaceChange>>(&text).unwrap(), changes, "{text}");
+        let wrong = text.replace("fp16", "fp17");
+        assert!(serde_json::from_str::<Vec<InterfaceChange>>(&wrong).unwrap_err().to_string().contains("`fp17`"));
     }
 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::ops::Deref;
 
-use crate::ir::{Dim, Function, Id, Interface, Literal, OpId, Operand, Place, Use, ValueId, ValueType};
+use crate::ir::{
+    ArrayFeature, Dim, EditError, Feature, FeatureKind, Flexibility, Function, Id, Interface, Literal, OpId, Operand,
+    Place, Use, ValueId, ValueType,
+};
 use crate::opset::infer;
 
 use super::patch::{Patch, PatchError, Ref, insert_const, is_returned};
@@ -154,7 +157,7 @@ impl<'f> Transaction<'f> {
     /// When the interface fixes the name.
     pub fn rename(&mut self, v: ValueId, name: &str) -> Result<(), PatchError> {
         if is_returned(&self.work, v) || self.work.inputs().contains(&v) {
-            return Err(crate::ir::EditError::FixedName(self.work.value(v).name().clone()).into());
+            return Err(EditError::FixedName(self.work.value(v).name().clone()).into());
         }
         let name = self.work.fresh_name(name);
         self.work.rename(v, name);
@@ -179,9 +182,82 @@ impl<'f> Transaction<'f> {
         super::erase_dead(&mut self.work, values);
     }
 
+    /// Adds an input. The description is to be edited too.
+    ///
+    /// # Errors
+    /// When another value has the name.
+    pub fn add_input(&mut self, name: &str, ty: ValueType) -> Result<ValueId, PatchError> {
+        if self.work.has_name(name) {
+            return Err(EditError::NameTaken(name.into()).into());
+        }
+        Ok(self.work.add_input(name.into(), ty))
+    }
+
+    /// Removes an input that nothing uses. The description is to be edited too.
+    ///
+    /// # Errors
+    /// When it is no input, or is used.
+    pub fn remove_input(&mut self, v: ValueId) -> Result<(), PatchError> {
+        let name = self.work.value(v).name();
+        if !self.work.inputs().contains(&v) {
+            return Err(PatchError::Stale(format!("the input `{name}`")));
+        }
+        if !self.work.value(v).uses().is_empty() {
+            return Err(PatchError::Stale(format!("a replacement for `{name}`")));
+        }
+        self.work.remove_input(v);
+        Ok(())
+    }
+
     /// Replaces what the description says of the function.
     pub fn set_interface(&mut self, interface: Interface) {
         self.work.edit_interface(interface);
+    }
+
+    /// Makes a state an input of the same name and type, in the description too. No op may read or write it any more when
+    /// the transaction is committed.
+    pub fn turn_into_input(&mut self, state: ValueId) {
+        let Some(ty) = self.work.ty(state).as_state().cloned() else { return };
+        self.work.set_type(state, ty.into());
+        let name = self.work.value(state).name().clone();
+        let mut interface = self.work.interface().clone();
+        // Old files list states among the inputs.
+        let described = interface.states.extract_if(.., |f| f.name == name);
+        interface.inputs.extend(described);
+        for feature in interface.inputs.iter_mut().filter(|f| f.name == name) {
+            if let FeatureKind::State(array) = &feature.kind {
+                feature.kind = FeatureKind::Array(array.clone());
+            }
+        }
+        self.work.edit_interface(interface);
+    }
+
+    /// Returns a value in addition, under the name it has, in the description too.
+    ///
+    /// # Errors
+    /// When it is an input, or returned already: outputs have names of their own.
+    pub fn add_output(&mut self, v: ValueId) -> Result<(), PatchError> {
+        let name = self.work.value(v).name().clone();
+        let Some(ty) = self.work.tensor(v).filter(|_| self.work.producer(v).is_some() && !is_returned(&self.work, v))
+        else {
+            return Err(PatchError::Output(name.clone(), name));
+        };
+        let array = ArrayFeature {
+            dtype: Some(ty.dtype),
+            shape: ty.known_shape().map(|s| s.to_vec()).unwrap_or_default(),
+            flexibility: Flexibility::Fixed,
+            default: None,
+        };
+        let body = self.work.body();
+        self.work.add_output(body, v);
+        let mut interface = self.work.interface().clone();
+        // A function that is not described at all stays so.
+        if interface != Interface::default() {
+            let kind = FeatureKind::Array(array);
+            interface.outputs.push(Feature { name, short_description: String::new(), kind, optional: false });
+        }
+        self.work.edit_interface(interface);
+        Ok(())
     }
 
     /// Checks references, order and the types of all ops that were touched or read a result of one, and puts the edited

@@ -37,7 +37,8 @@ pub fn optimize(before: &Program, passes: &str) -> (Program, Report) {
     let mut after = before.clone();
     let report = pipeline.run(&mut after, &RunOptions::default()).unwrap();
     verify::typed(&after).unwrap_or_else(|e| panic!("after: {e}\n{}", text::print_program(&after)));
-    let verdict = equiv::check(before, &after, None, &equiv::Options::default()).unwrap();
+    let options = equiv::Options { interface: report.interfaces(), ..equiv::Options::default() };
+    let verdict = equiv::check(before, &after, None, &options).unwrap();
     assert!(
         verdict.satisfies(equiv::Exactness::Bitwise),
         "{verdict}\n{}\n{}",

@@ -17,6 +17,11 @@ pub fn edit_op(model: &[u8], output: &str, edit: impl Fn(&[u8]) -> Vec<u8>) -> V
     edited
 }
 
+/// The model file with every described state changed by `edit`, in the single-function form.
+pub fn edit_states(model: &[u8], edit: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    edit_at(model, &[2, 13], &edit)
+}
+
 /// The bytes of the op that produces `output`.
 pub fn op_bytes(model: &[u8], output: &str) -> Vec<u8> {
     messages(model, &OPS).into_iter().find(|op| produces(op, output)).expect("some op produces it").to_vec()
