@@ -143,6 +143,7 @@ fn states_of_layers_are_stacked_in_the_order_of_the_inputs() {
 fn rows_at_a_position_are_shifted() {
     let state = "tensor<fp16, [8, 4]>";
     for (bounds, q) in [
+        ("begin = scalars, end = e", 2),
         ("begin = b, end = e", 2),
         ("begin = b, end = e, begin_mask = [false, true], end_mask = [false, true]", 2),
         ("begin = b, end = b, end_mask = [true, true]", 1),
@@ -159,7 +160,9 @@ fn rows_at_a_position_are_shifted() {
         let mut body = format!(
             "tensor<int32, [1]> past = add(x = position, y = [{}]);
              tensor<int32, [2]> b = concat(values = (position, [0]), axis = 0, interleave = false);
-             tensor<int32, [2]> e = concat(values = (past, [4]), axis = 0, interleave = false);",
+             tensor<int32, [2]> e = concat(values = (past, [4]), axis = 0, interleave = false);
+             tensor<int32, []> first = squeeze(x = position, axes = [0]);
+             tensor<int32, [2]> scalars = concat(values = (first, 0), axis = 0, interleave = false);",
             q.max(1)
         );
         for name in ["a", "b_"] {
@@ -217,6 +220,7 @@ fn reads_are_sliced_in_one_step_where_the_bounds_are_known() {
         ("slice_by_index(x = s, begin = [5, 0], end = [1, 4], stride = [-2, 1])", "[2, 4]", 2),
         ("slice_by_index(x = s, begin = c, end = d)", "[2, 1]", 1),
         ("slice_by_index(x = s, begin = g, end = h)", "[?, 4]", 2),
+        ("slice_by_index(x = s, begin = i, end = d)", "[2, 1]", 1),
         ("slice_by_size(x = s, begin = [2, 0], size = [-1, 2])", "[4, 2]", 1),
         ("slice_by_size(x = s, begin = c, size = [2, 1])", "[2, 1]", 1),
         ("slice_by_size(x = s, begin = g, size = [1, 4])", "[1, 4]", 2),
@@ -227,6 +231,8 @@ fn reads_are_sliced_in_one_step_where_the_bounds_are_known() {
              tensor<int32, [2]> c = concat(values = ([1], p), axis = 0, interleave = false);
              tensor<int32, [2]> d = concat(values = ([3], p1), axis = 0, interleave = false);
              tensor<int32, [2]> g = concat(values = (p, [0]), axis = 0, interleave = false);
+             tensor<int32, []> p0 = squeeze(x = p, axes = [0]);
+             tensor<int32, [2]> i = concat(values = (1, p0), axis = 0, interleave = false);
              tensor<int32, [2]> h = concat(values = (p1, [4]), axis = 0, interleave = false);
              write_state(input = b, data = x);
              {state} s = read_state(input = b);
