@@ -408,6 +408,7 @@ fn a_changed_interface_is_compared_by_the_report() {
     let run = ["optimize", "a.mlpackage", "-o", "b.mlpackage", "--passes", "kv-unify", "--verify", "8"];
     let said = place.says(0, &[&run[..], &["--report", "r.json"]].concat());
     assert!(said.contains("main: bitwise equal over 8 steps") && said.contains("state   v"), "{said}");
+    assert!(said.contains("interface: state `kv` holds `k`, `v`, one behind the other"), "{said}");
     let report: serde_json::Value = serde_json::from_slice(&fs::read(place.path("r.json")).unwrap()).unwrap();
     let pass = &report["functions"][0]["passes"][0];
     assert_eq!((&pass["exactness"], &pass["changes_interface"]), (&"bitwise".into(), &true.into()));

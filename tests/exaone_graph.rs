@@ -101,3 +101,31 @@ fn thirty_layers_are_folded_whole() {
     let views = f.all_ops().into_iter().filter(|&op| f.op(op).kind() == "reshape");
     assert_eq!(views.filter(|&op| f.op(op).value("x").is_some_and(scores)).count(), 0, "no scores are reshaped");
 }
+
+#[test]
+fn thirty_layers_share_one_state() {
+    let mut program = program(&Config::exaone_1_2b()).unwrap();
+    Pipeline::parse("kv-unify").unwrap().run(&mut program, &RunOptions::default()).unwrap();
+    let f = program.main().unwrap();
+    let cache = f.ty(f.input("kv_cache").unwrap()).as_state().unwrap();
+    assert_eq!(cache.known_shape().unwrap()[..], [60, 1, 8, 4096, 64]);
+    let counts = histogram(&program);
+    // Each update takes a read of its own; the begin of each value's box is another vector, nothing else is computed.
+    let changed: Vec<_> = REAL.into_iter().filter(|(kind, n)| counts[kind] != *n).map(|(kind, _)| kind).collect();
+    assert_eq!(changed, ["concat", "read_state"]);
+    assert_eq!((counts["concat"], counts["read_state"]), (92 + 30, 120));
+}
+
+#[test]
+fn joined_caches_compute_the_same() {
+    for q_len in [1, 4] {
+        let before = program(&Config { q_len, ..Config::small() }).unwrap();
+        for passes in ["kv-unify", "gqa-fold,view-simplify,kv-unify,dce"] {
+            let mut after = before.clone();
+            let report = Pipeline::parse(passes).unwrap().run(&mut after, &RunOptions::default()).unwrap();
+            let options = Options { steps: 8, interface: report.interfaces(), ..Options::default() };
+            let found = check(&before, &after, None, &options).unwrap();
+            assert_eq!(found.verdict, Verdict::Bitwise, "{found}");
+        }
+    }
+}

@@ -2,6 +2,8 @@
 
 mod support;
 
+use proptest::prelude::*;
+
 use milopt::equiv::{self, Exactness, Options};
 use milopt::ir::{Function, OpId, Program};
 use milopt::package::{Package, SaveOptions};
@@ -141,6 +143,7 @@ fn states_of_layers_are_stacked_in_the_order_of_the_inputs() {
 fn rows_at_a_position_are_shifted() {
     let state = "tensor<fp16, [8, 4]>";
     for (bounds, q) in [
+        ("begin = scalars, end = e", 2),
         ("begin = b, end = e", 2),
         ("begin = b, end = e, begin_mask = [false, true], end_mask = [false, true]", 2),
         ("begin = b, end = b, end_mask = [true, true]", 1),
@@ -157,7 +160,9 @@ fn rows_at_a_position_are_shifted() {
         let mut body = format!(
             "tensor<int32, [1]> past = add(x = position, y = [{}]);
              tensor<int32, [2]> b = concat(values = (position, [0]), axis = 0, interleave = false);
-             tensor<int32, [2]> e = concat(values = (past, [4]), axis = 0, interleave = false);",
+             tensor<int32, [2]> e = concat(values = (past, [4]), axis = 0, interleave = false);
+             tensor<int32, []> first = squeeze(x = position, axes = [0]);
+             tensor<int32, [2]> scalars = concat(values = (first, 0), axis = 0, interleave = false);",
             q.max(1)
         );
         for name in ["a", "b_"] {
@@ -215,6 +220,7 @@ fn reads_are_sliced_in_one_step_where_the_bounds_are_known() {
         ("slice_by_index(x = s, begin = [5, 0], end = [1, 4], stride = [-2, 1])", "[2, 4]", 2),
         ("slice_by_index(x = s, begin = c, end = d)", "[2, 1]", 1),
         ("slice_by_index(x = s, begin = g, end = h)", "[?, 4]", 2),
+        ("slice_by_index(x = s, begin = i, end = d)", "[2, 1]", 1),
         ("slice_by_size(x = s, begin = [2, 0], size = [-1, 2])", "[4, 2]", 1),
         ("slice_by_size(x = s, begin = c, size = [2, 1])", "[2, 1]", 1),
         ("slice_by_size(x = s, begin = g, size = [1, 4])", "[1, 4]", 2),
@@ -225,6 +231,8 @@ fn reads_are_sliced_in_one_step_where_the_bounds_are_known() {
              tensor<int32, [2]> c = concat(values = ([1], p), axis = 0, interleave = false);
              tensor<int32, [2]> d = concat(values = ([3], p1), axis = 0, interleave = false);
              tensor<int32, [2]> g = concat(values = (p, [0]), axis = 0, interleave = false);
+             tensor<int32, []> p0 = squeeze(x = p, axes = [0]);
+             tensor<int32, [2]> i = concat(values = (1, p0), axis = 0, interleave = false);
              tensor<int32, [2]> h = concat(values = (p1, [4]), axis = 0, interleave = false);
              write_state(input = b, data = x);
              {state} s = read_state(input = b);
@@ -445,5 +453,87 @@ fn it_composes_with_the_other_passes() {
             assert_eq!(count(&after, "tile"), copies, "{name} {passes}");
             assert_eq!(report.exactness(), milopt::passes::Exactness::Bitwise);
         }
+    }
+}
+
+/// One thing that a random program does; numbers are taken modulo what there is.
+#[derive(Clone, Debug)]
+enum Act {
+    /// Reads a state.
+    Read(usize),
+    /// Puts rows into a value; the position is constant or the input.
+    Update { value: usize, constant: Option<usize>, squeeze: bool },
+    /// Writes a value.
+    Write { state: usize, value: usize },
+    /// Returns rows of a value.
+    Look { value: usize, begin: usize, end: usize },
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        (0..4usize).prop_map(Act::Read),
+        (0..9usize, proptest::option::of(0..5usize), any::<bool>())
+            .prop_map(|(value, constant, squeeze)| Act::Update { value, constant, squeeze }),
+        (0..4usize, 0..9usize).prop_map(|(state, value)| Act::Write { state, value }),
+        (0..9usize, 0..5usize, 0..5usize).prop_map(|(value, begin, end)| Act::Look { value, begin, end }),
+    ]
+}
+
+/// Signature, body and outputs of what these acts do to `n` states of five rows.
+fn random_program(n: usize, acts: &[Act]) -> (String, String, String) {
+    let ty = "tensor<fp16, [5, 2]>";
+    let mut signature = format!("tensor<int32, [1]> p, tensor<fp16, [1, 2]> row, tensor<fp16, [2]> flat, {ty} x");
+    (0..n).for_each(|i| signature += &format!(", state<{ty}> s{i}_cache"));
+    let mut body = "tensor<int32, [1]> p1 = add(x = p, y = [1]);
+        tensor<int32, [2]> b = concat(values = (p, [0]), axis = 0, interleave = false);
+        tensor<int32, [2]> e = concat(values = (p1, [2]), axis = 0, interleave = false);\n"
+        .to_string();
+    let mut values = vec!["x".to_string()];
+    let mut outputs = vec![];
+    for (i, act) in acts.iter().enumerate() {
+        match act {
+            Act::Read(state) => {
+                body += &format!("{ty} r{i} = read_state(input = s{}_cache);\n", state % n);
+                values.push(format!("r{i}"));
+            }
+            Act::Update { value, constant, squeeze } => {
+                let (begin, end) = match constant {
+                    Some(c) => (format!("[{c}, 0]"), format!("[{}, 2]", c + 1)),
+                    None => ("b".into(), "e".into()),
+                };
+                let rest = if *squeeze { ", update = flat, squeeze_mask = [true, false]" } else { ", update = row" };
+                let old = &values[value % values.len()];
+                body += &format!("{ty} u{i} = slice_update(x = {old}, begin = {begin}, end = {end}{rest});\n");
+                values.push(format!("u{i}"));
+            }
+            Act::Write { state, value } => {
+                let data = &values[value % values.len()];
+                body += &format!("write_state(input = s{}_cache, data = {data});\n", state % n);
+            }
+            Act::Look { value, begin, end } => {
+                let (begin, end) = (begin.min(end), begin.max(end) + 1);
+                let x = &values[value % values.len()];
+                body += &format!(
+                    "tensor<fp16, [{}, 2]> y{i} = slice_by_index(x = {x}, begin = [{begin}, 0], end = [{end}, 2]);\n",
+                    end - begin
+                );
+                outputs.push(format!("y{i}"));
+            }
+        }
+    }
+    for (i, value) in values.iter().enumerate() {
+        body += &format!("{ty} z{i} = mul(x = {value}, y = x);\n");
+        outputs.push(format!("z{i}"));
+    }
+    (signature, body, outputs.join(", "))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_order_of_reads_and_writes_is_kept(n in 2..5usize, acts in proptest::collection::vec(act(), 1..14)) {
+        let (signature, body, outputs) = random_program(n, &acts);
+        unify(&signature, &body, &outputs, &[&format!("s_cache state<tensor<fp16, [{}, 2]>>", 5 * n)]);
     }
 }

@@ -240,8 +240,7 @@ impl Joined {
     }
 
     fn record(&self, outcome: &mut Outcome) {
-        let list: Vec<String> = self.parts.iter().map(|n| format!("`{n}`")).collect();
-        let form = format!("joined along axis 0: {}", list.join(", "));
+        let form = format!("{} states joined along axis 0", self.parts.len());
         outcome.fired.push(Fired::plain(describe_state(&self.name), form));
         outcome.interface.push(InterfaceChange::Joined { states: self.parts.clone(), into: self.name.clone() });
     }

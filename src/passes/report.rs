@@ -120,6 +120,9 @@ impl fmt::Display for PassReport {
         for (form, n) in tally(self.fired.iter().map(|fired| form(&fired.form))) {
             writeln!(out, "    {n} × {form}")?;
         }
+        for change in &self.interface {
+            writeln!(out, "    interface: {change}")?;
+        }
         for (keeps, what) in
             [(Keeps::Copies, "copies stay"), (Keeps::Reshapes, "reshapes stay"), (Keeps::StateOps, "state ops stay")]
         {

@@ -34,6 +34,20 @@ pub enum InterfaceChange {
     },
 }
 
+impl fmt::Display for InterfaceChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InterfaceChange::Joined { states, into } => {
+                let list: Vec<String> = states.iter().map(|s| format!("`{s}`")).collect();
+                write!(f, "state `{into}` holds {}, one behind the other", list.join(", "))
+            }
+            InterfaceChange::ReadOnly(w) => {
+                write!(f, "state `{}` is an input, into which the caller writes output `{}`", w.cache, w.output)
+            }
+        }
+    }
+}
+
 /// What the caller writes into a cache that the function only reads: after each run, `cache[box] = output`. The box has the
 /// shape of the output.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -180,7 +180,8 @@ fn known_first(f: &Function, concat: OpId, at: i64) -> Option<Vec<Input>> {
     let (first, others) = f.op(concat).param("values").split_first()?;
     let mut known = f.operand_ints(first)?;
     *known.first_mut()? = at;
-    Some(std::iter::once(Literal::ints(&known).into()).chain(others.iter().map(|o| carried(f, o))).collect())
+    let known = if f.operand_type(first).as_tensor()?.rank() == 0 { Literal::int(at) } else { Literal::ints(&known) };
+    Some(std::iter::once(known.into()).chain(others.iter().map(|o| carried(f, o))).collect())
 }
 
 /// All elements of a vector but the first.

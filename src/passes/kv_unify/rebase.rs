@@ -84,9 +84,12 @@ impl Edit<'_, '_> {
     /// What an update puts where, in terms of the joined state.
     fn boxed(&self, p: &mut Patch, update: &Update, rows: Rows) -> Option<(ValueId, Vec<(&'static str, Input)>)> {
         let f = &*self.tx;
-        let mut inner = p.clone();
-        let params = bounds::by_index(f, self.values, &mut inner, update.op, rows)?;
-        *p = inner;
+        if loss(f, update.op).is_some() {
+            return None;
+        }
+        let mut with_bounds = p.clone();
+        let params = bounds::by_index(f, self.values, &mut with_bounds, update.op, rows)?;
+        *p = with_bounds;
         Some((update.value, params))
     }
 
