@@ -322,10 +322,10 @@ pub enum Preset {
 }
 
 /// The passes of [`Preset::O2`].
-const O2: &[&str] = &["gqa-fold", "view-simplify", "kv-forward", "kv-defer", "kv-merge", "view-simplify", "dce"];
+const O2: &[&str] = &["gqa-fold", "view-simplify", "kv-defer", "kv-forward", "kv-merge", "dce"];
 /// The passes of [`Preset::ReadOnly`].
 const READ_ONLY: &[&str] =
-    &["gqa-fold", "view-simplify", "kv-forward", "kv-defer", "kv-merge", "view-simplify", "kv-readonly", "dce"];
+    &["gqa-fold", "view-simplify", "kv-defer", "kv-forward", "kv-merge", "kv-readonly", "dce"];
 
 impl Preset {
     /// Its passes, in order.

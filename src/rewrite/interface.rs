@@ -41,6 +41,7 @@ impl fmt::Display for InterfaceChange {
                 let list: Vec<String> = states.iter().map(|s| format!("`{s}`")).collect();
                 write!(f, "state `{into}` holds {}, one behind the other", list.join(", "))
             }
+            InterfaceChange::Input { cache, .. } => write!(f, "state `{cache}` is an input"),
             InterfaceChange::ReadOnly(w) => {
                 write!(f, "state `{}` is an input, into which the caller writes output `{}`", w.cache, w.output)
             }
