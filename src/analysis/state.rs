@@ -13,6 +13,7 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use crate::ir::{Dim, Function, OpId, Use, ValueId};
 use crate::opset::views;
 
+use super::liveness::is_written;
 use super::values::{Poly, Values};
 
 /// What is taken of one axis: `extent` indices from `begin` on.
@@ -449,4 +450,72 @@ fn step(f: &Function, values: &Values, op: OpId, result: ValueId, from: Look) ->
 
 fn unit() -> Option<Span> {
     Span::all(&Dim::known(1))
+}
+
+/// A rule for ops on states that is broken. Core ML's compiler is known to refuse or to mistreat such graphs in places, though
+/// many run.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Breach {
+    /// The rule.
+    pub rule: EmissionRule,
+    /// The write, or the producer of the output.
+    pub op: OpId,
+}
+
+/// How ops on states are to be laid out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
+pub enum EmissionRule {
+    /// A `slice_update` that is written takes the rest from a read of that state, with nothing else on the state, and no op
+    /// that is not known, between the two and the write.
+    OwnRead,
+    /// That read has no other reader.
+    SoleReader,
+    /// What is written has no other reader.
+    WrittenOnce,
+    /// What a function returns is not written, and nothing that is written is computed from it.
+    NotReturned,
+}
+
+impl Breach {
+    /// The rule and the op, for people.
+    pub fn describe(&self, f: &Function) -> String {
+        let op = f.describe(self.op);
+        match self.rule {
+            EmissionRule::OwnRead => format!("{op}: its slice_update does not take the rest from a read just before it"),
+            EmissionRule::SoleReader => format!("{op}: the read that its slice_update takes the rest from has other readers"),
+            EmissionRule::WrittenOnce => format!("{op}: something else reads what it writes"),
+            EmissionRule::NotReturned => format!("{op}: what it computes is returned and written to a state"),
+        }
+    }
+}
+
+/// The rules that a function breaks.
+pub fn breaches(f: &Function) -> Vec<Breach> {
+    let states = States::of(f);
+    let mut found = Vec::new();
+    for chain in states.chains() {
+        for (i, access) in chain.accesses.iter().enumerate() {
+            let Access::Write { op, data, update, .. } = access else { continue };
+            let mut breach = |rule, broken: bool| found.extend(broken.then_some(Breach { rule, op: *op }));
+            breach(EmissionRule::WrittenOnce, f.value(*data).uses().len() > 1);
+            let updates = f.producer(*data).is_some_and(|p| f.op(p).kind() == "slice_update");
+            if !updates {
+                continue;
+            }
+            let own = update.as_ref().filter(|u| i > 0 && chain.accesses[i - 1].op() == u.read);
+            breach(EmissionRule::OwnRead, own.is_none_or(|u| unknown_between(f, u.read, *op)));
+            let sole = |u: &Update| f.op(u.read).results().iter().all(|&v| f.value(v).uses().len() == 1);
+            breach(EmissionRule::SoleReader, update.as_ref().is_some_and(|u| !sole(u)));
+        }
+    }
+    let outputs = f.outputs().iter().filter(|&&v| is_written(f, v));
+    found.extend(outputs.filter_map(|&v| Some(Breach { rule: EmissionRule::NotReturned, op: f.producer(v)? })));
+    found
+}
+
+/// Whether an op of which nothing is known stands between two ops.
+fn unknown_between(f: &Function, first: OpId, last: OpId) -> bool {
+    let after = f.ops(f.body()).skip_while(|&op| op != first);
+    after.take_while(|&op| op != last).any(|op| crate::opset::row(f.op(op).kind()).is_none())
 }
