@@ -482,8 +482,12 @@ impl Breach {
     pub fn describe(&self, f: &Function) -> String {
         let op = f.describe(self.op);
         match self.rule {
-            EmissionRule::OwnRead => format!("{op}: its slice_update does not take the rest from a read just before it"),
-            EmissionRule::SoleReader => format!("{op}: the read that its slice_update takes the rest from has other readers"),
+            EmissionRule::OwnRead => {
+                format!("{op}: its slice_update does not take the rest from a read just before it")
+            }
+            EmissionRule::SoleReader => {
+                format!("{op}: the read that its slice_update takes the rest from has other readers")
+            }
             EmissionRule::WrittenOnce => format!("{op}: something else reads what it writes"),
             EmissionRule::NotReturned => format!("{op}: what it computes is returned and written to a state"),
         }

@@ -235,7 +235,9 @@ impl fmt::Display for Report {
             let repeats = |t: &Traffic| format!("{} ({})", t.repeats.count, bytes(t.repeats.total()));
             row("repeated copies", repeats(&a.traffic), repeats(&b.traffic))?;
             if a.traffic.states > 0 {
-                for kind in ["read_state", "write_state", "slice_update"].into_iter().filter(|k| a.count(k) == b.count(k)) {
+                for kind in
+                    ["read_state", "write_state", "slice_update"].into_iter().filter(|k| a.count(k) == b.count(k))
+                {
                     row(&format!("  {kind}"), a.count(kind).to_string(), b.count(kind).to_string())?;
                 }
                 row("states updated by", bytes(a.traffic.state_updates), bytes(b.traffic.state_updates))?;
