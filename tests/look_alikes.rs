@@ -179,7 +179,8 @@ fn what_mixes_heads_keeps_them_in_one_axis() {
     let mean = "tensor<fp16, [1, 1, 1, 32]> mean = reduce_mean(x = scaled, axes = [1], keep_dims = true);
                 tensor<fp16, [1, 8, 1, 32]> masked = sub(x = scaled, y = mean);";
     let shuffled = "
-        tensor<fp16, [1, 8, 1, 32]> masked = gather(x = scaled, indices = [7, 0, 1, 2, 3, 4, 5, 6], axis = 1, batch_dims = 0);";
+        tensor<fp16, [1, 8, 1, 32]> masked =
+            gather(x = scaled, indices = [7, 0, 1, 2, 3, 4, 5, 6], axis = 1, batch_dims = 0);";
     // Each key head meets all queries before it, and what it learns is summed up over the positions.
     let linear = repeats()
         + "tensor<fp16, [1, 8, 32, 32]> w = matmul(x = full, y = k, transpose_x = false, transpose_y = true);
@@ -402,7 +403,8 @@ fn copies_that_no_product_of_heads_reads() {
     let scattered = "
         tensor<int32, [1, 8, 1, 16]> wide = tile(x = at, reps = [1, 8, 1, 16]);
         tensor<fp16, [1, 8, 32, 16]> k =
-            scatter_along_axis(data = full, indices = wide, updates = fresh, axis = 2, mode = \"update\", validate_indices = false);
+            scatter_along_axis(data = full, indices = wide, updates = fresh, axis = 2, mode = \"update\",
+                validate_indices = false);
         tensor<fp16, [1, 8, 1, 32]> out = matmul(x = query, y = k, transpose_x = false, transpose_y = true);";
     let rotary = "
         tensor<fp16, [32, 8, 1]> one = expand_dims(x = angles, axes = [2]);
@@ -416,7 +418,8 @@ fn copies_that_no_product_of_heads_reads() {
         tensor<fp16, [1, 2, 32, 8]> half = slice_by_size(x = keys, begin = [0, 0, 0, 8], size = [1, 2, 32, 8]);
         tensor<fp16, [1, 2, 32, 8]> out = mul(x = half, y = turn);";
     let frequencies = "
-        tensor<fp16, [1, 8, 1]> f = const(val = tensor<fp16, [1, 8, 1]>([1.0, 0.5, 0.25, 0.125, 0.1, 0.05, 0.02, 0.01]));
+        tensor<fp16, [1, 8, 1]> f =
+            const(val = tensor<fp16, [1, 8, 1]>([1.0, 0.5, 0.25, 0.125, 0.1, 0.05, 0.02, 0.01]));
         tensor<fp16, [1, 8, 32]> angles = matmul(x = f, y = positions, transpose_x = false, transpose_y = false);
         tensor<fp16, [1, 8, 32]> out = cos(x = angles);";
     for case in [
@@ -632,7 +635,8 @@ fn einsum_per_head() -> String {
         "{key} k0, {key} k1 = split(x = rows, axis = 3, num_splits = 2);
          {value} v0, {value} v1 = split(x = columns, axis = 1, num_splits = 2);
          {all}
-         tensor<fp16, [1, 128, 1, 1]> out = concat(values = (o0, o1, o2, o3, o4, o5, o6, o7), axis = 1, interleave = false);"
+         tensor<fp16, [1, 128, 1, 1]> out =
+             concat(values = (o0, o1, o2, o3, o4, o5, o6, o7), axis = 1, interleave = false);"
     )
 }
 
