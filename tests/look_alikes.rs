@@ -328,7 +328,21 @@ fn keys_and_values_in_different_groups() {
 #[test]
 fn copies_that_are_needed_elsewhere() {
     let residual = over(repeats()) + "tensor<fp16, [1, 8, 32, 16]> sum = add(x = k, y = full);";
+    let overwritten = format!(
+        "tensor<fp16, [1, 2, 32, 16]> old = read_state(input = cache);
+         {}
+         write_state(input = cache, data = values);
+         tensor<fp16, [1, 8, 1, 32]> out = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
+        repeat("old", "k")
+    );
     let cases = [
+        case(
+            "what they are copies of is overwritten before they are read",
+            overwritten,
+            Fate::Stays,
+            &[("out", "after the state is written")],
+        )
+        .with(", state<tensor<fp16, [1, 2, 32, 16]>> cache"),
         case(
             "the copies are returned",
             over(repeats()),
