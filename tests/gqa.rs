@@ -196,81 +196,6 @@ fn a_repeat_on_the_left_of_one_column_is_folded() {
 }
 
 #[test]
-fn look_alikes_stay_and_say_why() {
-    let q = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [1, 8, 32, 16]> full";
-    for (body, op, reason) in [
-        // Multi-head attention.
-        (
-            "tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = full, transpose_x = false, transpose_y = true);",
-            "matmul `y`",
-            "multi-head attention",
-        ),
-        // A repeat along the keys.
-        (
-            "tensor<fp16, [1, 8, 128, 16]> k = tile(x = full, reps = [1, 1, 4, 1]);
-             tensor<fp16, [1, 8, 1, 128]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
-            "matmul `y`",
-            "not on a batch axis",
-        ),
-        // Nobody multiplies by the copies.
-        (
-            "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
-             tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
-             tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
-             tensor<fp16, [1, 8, 32, 16]> y = mul(x = k, y = full);",
-            "tile `t`",
-            "no matmul reads the repeated value",
-        ),
-        // The heads are not in groups.
-        (
-            "tensor<fp16, [1, 8, 32, 16]> k = gather(x = keys, indices = [0, 0, 0, 1, 0, 1, 1, 1], axis = 1, batch_dims = 0);
-             tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
-            "matmul `y`",
-            "neither operand is a repeated view",
-        ),
-        // Not the same for all heads of a group.
-        (
-            "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
-             tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
-             tensor<fp16, [1, 8, 32, 16]> r = reshape(x = t, shape = [1, 8, 32, 16]);
-             tensor<fp16, [1, 8, 32, 16]> k = add(x = r, y = full);
-             tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);",
-            "matmul `y`",
-            "neither operand is a repeated view",
-        ),
-    ] {
-        let before = program(q, body, "y");
-        let (after, report) = optimize(&before, DEFAULT);
-        assert!(!report.changed(), "{body}");
-        assert_eq!(text::print_program(&before), text::print_program(&after));
-        assert!(declined(&report, op, reason), "{op}: {reason}\n{}", report.explain());
-    }
-}
-
-#[test]
-fn softmax_over_heads_is_folded_and_not_sunk() {
-    let attention = ATTENTION.replace("axis = -1", "axis = 1");
-    let before = program(SIGNATURE, &format!("{REPEATS}{attention}"), "out");
-    let (after, report) = optimize(&before, DEFAULT);
-    assert_eq!(count(&after, "tile"), 0);
-    assert!(
-        declined(&report, "scores", "softmax `p` (softmax) works along the head or the row axis"),
-        "{}",
-        report.explain()
-    );
-}
-
-#[test]
-fn a_repeated_value_that_is_returned_keeps_its_chain() {
-    let before = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "out, k");
-    let (after, _) = optimize(&before, DEFAULT);
-    assert_eq!(count(&after, "tile"), 1, "the keys are an output, the values are not");
-    let f = main(&after);
-    let names: Vec<String> = f.outputs().iter().map(|&v| f.value(v).name().to_string()).collect();
-    assert_eq!(names, ["out", "k"]);
-}
-
-#[test]
 fn outputs_inside_the_region_keep_name_and_shape() {
     let before = program(SIGNATURE, &format!("{REPEATS}{ATTENTION}"), "p, out, scores");
     let (after, _) = optimize(&before, DEFAULT);
@@ -679,22 +604,6 @@ fn a_value_written_to_a_state_does_not_become_an_output() {
 }
 
 #[test]
-fn copies_made_before_a_write_are_kept_for_readers_after_it() {
-    let signature = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> fresh, \
-                     state<tensor<fp16, [1, 2, 32, 16]>> cache";
-    let body = "
-        tensor<fp16, [1, 2, 32, 16]> old = read_state(input = cache);
-        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = old, axes = [2]);
-        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
-        tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
-        write_state(input = cache, data = fresh);
-        tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);";
-    let (after, report) = optimize(&program(signature, body, "y"), DEFAULT);
-    assert_eq!(count(&after, "tile"), 1);
-    assert!(declined(&report, "matmul `y`", "after the state is written"), "{}", report.explain());
-}
-
-#[test]
 fn fused_attention_is_folded_with_every_kind_of_mask() {
     for q in [1u64, 5] {
         for (mask, ty) in [
@@ -749,21 +658,6 @@ fn two_attentions_share_the_tiled_mask() {
 }
 
 #[test]
-fn attention_that_mixes_groups_stays() {
-    let signature = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
-                     tensor<fp16, [1, 2, 32, 16]> values";
-    let body = "
-        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
-        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
-        tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
-        tensor<fp16, [1, 8, 32, 16]> v = tile(x = values, reps = [1, 4, 1, 1]);
-        tensor<fp16, [1, 8, 1, 16]> out = scaled_dot_product_attention(query = query, key = k, value = v);";
-    let (after, report) = optimize(&program(signature, body, "out"), DEFAULT);
-    assert_eq!(count(&after, "tile"), 2);
-    assert!(declined(&report, "out", "repeated in different ways"), "{}", report.explain());
-}
-
-#[test]
 fn what_treats_all_heads_alike_is_done_before_the_repeat() {
     let repeats = [
         "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
@@ -803,21 +697,6 @@ fn what_treats_all_heads_alike_is_done_before_the_repeat() {
             assert_eq!(count(&after, "tile"), 0, "{}\n{}", report.explain(), text::print_program(&after));
         }
     }
-}
-
-#[test]
-fn what_tells_heads_of_a_group_apart_stays_behind_the_repeat() {
-    let signature =
-        "tensor<fp16, [1, 8, 3, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [8, 1, 1]> bias";
-    let body = "
-        tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
-        tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
-        tensor<fp16, [1, 8, 32, 16]> r = reshape(x = t, shape = [1, 8, 32, 16]);
-        tensor<fp16, [1, 8, 32, 16]> k = add(x = r, y = bias);
-        tensor<fp16, [1, 8, 3, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);";
-    let (after, report) = optimize(&program(signature, body, "y"), DEFAULT);
-    assert_eq!(count(&after, "tile"), 1);
-    assert!(declined(&report, "matmul `y`", "neither operand is a repeated view"), "{}", report.explain());
 }
 
 #[test]
@@ -913,27 +792,6 @@ fn one_pass_opens_what_another_finishes() {
         tensor<int32, [3]> sh = shape(x = r);
         tensor<fp16, [2, 2, 2]> s = matmul(x = r, y = q, transpose_x = false, transpose_y = true);";
     optimize(&program("tensor<fp16, [2, 2, 8]> q, tensor<fp16, [1, 2, 8]> k", shaped, "sh, s"), DEFAULT);
-}
-
-#[test]
-fn copies_that_no_product_reads_are_explained_however_they_are_spelled() {
-    let signature = "tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [1, 8, 32, 16]> full";
-    for (spelling, op) in [
-        ("tensor<fp16, [1, 2, 4, 32, 16]> t = stack(values = (keys, keys, keys, keys), axis = 2);", "stack `t`"),
-        (
-            "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);
-             tensor<fp16, [1, 2, 4, 32, 16]> t = concat(values = (e, e, e, e), axis = 2, interleave = false);",
-            "concat `t`",
-        ),
-    ] {
-        let body = format!(
-            "{spelling}
-             tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);
-             tensor<fp16, [1, 8, 32, 16]> y = mul(x = k, y = full);"
-        );
-        let (_, report) = optimize(&program(signature, &body, "y"), DEFAULT);
-        assert!(declined(&report, op, "no matmul reads the repeated value"), "{op}\n{}", report.explain());
-    }
 }
 
 /// Copies of `keys` [1, 16, 1, n], two heads of 8, as `turned` [1, n, 1, 32].
