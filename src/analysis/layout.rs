@@ -69,6 +69,21 @@ impl Stride {
     fn times(&self, factor: &Dim) -> Option<Stride> {
         Some(Stride { negative: self.negative, size: self.size.checked_mul(factor)? })
     }
+    /// The unknown part of the size, one if there is none.
+    fn unit(&self) -> Dim {
+        self.size.checked_div(&Dim::known(self.size.coef().max(1))).unwrap_or_else(|| Dim::known(1))
+    }
+    /// How many times `unit` it is.
+    fn count(&self, unit: &Dim) -> Option<i64> {
+        match self.is_zero() {
+            true => Some(0),
+            false => Stride { negative: self.negative, size: self.size.checked_div(unit)? }.as_known(),
+        }
+    }
+    fn plus(&self, other: &Stride) -> Option<Stride> {
+        let unit = common_unit([self, other]);
+        Stride::known(self.count(&unit)?.checked_add(other.count(&unit)?)?).times(&unit)
+    }
 }
 
 impl fmt::Display for Stride {
@@ -117,7 +132,7 @@ pub struct Layout {
     /// The value that is viewed.
     pub source: ValueId,
     /// Position in the source of the element at the origin.
-    pub offset: i64,
+    pub offset: Stride,
     /// Axes, outermost first.
     pub axes: SmallVec<[Axis; 5]>,
 }
@@ -145,7 +160,7 @@ impl Layout {
             stride = stride.checked_mul(dim)?;
         }
         axes.reverse();
-        Some(Layout { source, offset: 0, axes })
+        Some(Layout { source, offset: Stride::zero(), axes })
     }
 
     /// The size of an axis.
@@ -170,13 +185,13 @@ impl Layout {
     /// The same elements in the same order under another shape.
     pub fn reshape(&self, shape: &[Dim]) -> Option<Layout> {
         let digits = self.digits();
-        Some(Layout { source: self.source, offset: self.offset, axes: regroup(digits.into_vec(), shape)? })
+        Some(Layout { source: self.source, offset: self.offset.clone(), axes: regroup(digits.into_vec(), shape)? })
     }
 
     /// Axis `i` of the result is axis `perm[i]`.
     pub fn transpose(&self, perm: &[usize]) -> Option<Layout> {
         let axes = perm.iter().map(|&p| self.axes.get(p).cloned()).collect::<Option<_>>()?;
-        Some(Layout { source: self.source, offset: self.offset, axes })
+        Some(Layout { source: self.source, offset: self.offset.clone(), axes })
     }
 
     /// Every axis repeated as a whole `reps[i]` times.
@@ -205,38 +220,37 @@ impl Layout {
         }
         let mut out = self.clone();
         if let [d] = &self.axes[axis][..] {
-            let stride = d.stride.as_known()?;
             let n = i64::try_from(d.extent.as_known()?).ok()?;
             let last = begin.checked_add(step.checked_mul(i64::try_from(len).ok()?.checked_sub(1)?)?)?;
             if begin < 0 || begin >= n || last < 0 || last >= n {
                 return None;
             }
-            out.offset = self.offset.checked_add(begin.checked_mul(stride)?)?;
-            out.axes[axis] = if len == 1 {
-                Axis::new()
-            } else {
-                smallvec![Digit::new(Dim::known(len), Stride::known(stride.checked_mul(step)?))]
-            };
+            let unit = d.stride.unit();
+            let by = |n: i64| Stride::known(d.stride.count(&unit)?.checked_mul(n)?).times(&unit);
+            out.offset = self.offset.plus(&by(begin)?)?;
+            out.axes[axis] = if len == 1 { Axis::new() } else { smallvec![Digit::new(Dim::known(len), by(step)?)] };
             return Some(out);
         }
-        let list = index_list(&self.axes[axis])?;
+        let unit = common_unit(self.axes[axis].iter().map(|d| &d.stride));
+        let list = index_list(&self.axes[axis], &unit)?;
         let picked = (0..i64::try_from(len).ok()?)
             .map(|i| list.get(usize::try_from(begin.checked_add(i.checked_mul(step)?)?).ok()?).copied())
             .collect::<Option<Vec<i64>>>()?;
-        out.set_axis_from_list(axis, &picked)?;
+        out.set_axis_from_list(axis, &picked, &unit)?;
         Some(out)
     }
 
     /// The elements of an axis at these positions.
     pub fn gather(&self, axis: usize, indices: &[i64]) -> Option<Layout> {
-        let list = index_list(&self.axes[axis])?;
+        let unit = common_unit(self.axes[axis].iter().map(|d| &d.stride));
+        let list = index_list(&self.axes[axis], &unit)?;
         let n = list.len() as i64;
         let picked = indices
             .iter()
             .map(|&i| list.get(usize::try_from(if i < 0 { i + n } else { i }).ok()?).copied())
             .collect::<Option<Vec<i64>>>()?;
         let mut out = self.clone();
-        out.set_axis_from_list(axis, &picked)?;
+        out.set_axis_from_list(axis, &picked, &unit)?;
         Some(out)
     }
 
@@ -245,7 +259,7 @@ impl Layout {
         let missing = shape.len().checked_sub(self.axes.len())?;
         let mut axes: SmallVec<[Axis; 5]> = smallvec![Axis::new(); missing];
         axes.extend(self.axes.iter().cloned());
-        let mut out = Layout { source: self.source, offset: self.offset, axes };
+        let mut out = Layout { source: self.source, offset: self.offset.clone(), axes };
         for (i, dim) in shape.iter().enumerate() {
             if out.axes[i].is_empty() {
                 if dim.as_known() == Some(0) {
@@ -261,10 +275,10 @@ impl Layout {
         Some(out)
     }
 
-    fn set_axis_from_list(&mut self, axis: usize, list: &[i64]) -> Option<()> {
+    fn set_axis_from_list(&mut self, axis: usize, list: &[i64], unit: &Dim) -> Option<()> {
         let (&first, _) = list.split_first()?;
-        self.offset = self.offset.checked_add(first)?;
-        self.axes[axis] = fit(list)?;
+        self.offset = self.offset.plus(&Stride::known(first).times(unit)?)?;
+        self.axes[axis] = fit(list, unit)?;
         Some(())
     }
 
@@ -284,23 +298,27 @@ impl Layout {
         }
         let mut out = first.clone();
         if parts.iter().all(|p| p.axes[axis] == first.axes[axis]) {
-            let offsets: Vec<i64> = parts.iter().map(|p| p.offset).collect();
-            let mut digits = fit(&offsets)?;
+            let unit = common_unit(parts.iter().map(|p| &p.offset));
+            let offsets = parts.iter().map(|p| p.offset.count(&unit)).collect::<Option<Vec<i64>>>()?;
+            let mut digits = fit(&offsets, &unit)?;
             digits.extend(first.axes[axis].iter().cloned());
             out.axes[axis] = merge(&digits);
             return Some(out);
         }
+        let strides = parts.iter().flat_map(|p| p.axes[axis].iter().map(|d| &d.stride).chain([&p.offset]));
+        let unit = common_unit(strides);
         let mut list = Vec::new();
         for p in parts {
-            for i in index_list(&p.axes[axis])? {
-                list.push(i.checked_add(p.offset)?.checked_sub(first.offset)?);
+            let shift = p.offset.count(&unit)?.checked_sub(first.offset.count(&unit)?)?;
+            for i in index_list(&p.axes[axis], &unit)? {
+                list.push(i.checked_add(shift)?);
             }
             if list.len() > MAX_INDEX_LIST {
                 return None;
             }
         }
         let shift = *list.first()?;
-        out.set_axis_from_list(axis, &list)?;
+        out.set_axis_from_list(axis, &list, &unit)?;
         debug_assert_eq!(shift, 0);
         Some(out)
     }
@@ -308,7 +326,7 @@ impl Layout {
     /// The strides of a row-major tensor of this layout's shape, if the layout is exactly that.
     pub fn is_row_major(&self) -> bool {
         let digits = self.digits();
-        self.offset == 0
+        self.offset.is_zero()
             && match &digits[..] {
                 [] => true,
                 [one] => one.stride.positive().is_some_and(Dim::is_one),
@@ -318,7 +336,7 @@ impl Layout {
 
     /// Whether every element of a source with `volume` elements occurs exactly once.
     pub fn is_bijection(&self, volume: &Dim) -> bool {
-        if self.offset != 0 {
+        if !self.offset.is_zero() {
             return false;
         }
         let digits = self.digits();
@@ -407,12 +425,17 @@ fn regroup(digits: Vec<Digit>, shape: &[Dim]) -> Option<SmallVec<[Axis; 5]>> {
     rest.is_empty().then_some(axes)
 }
 
-/// Offsets of every position of an axis.
-fn index_list(axis: &[Digit]) -> Option<Vec<i64>> {
+/// What sizes that are not zero are known multiples of, if they have such a thing in common.
+fn common_unit<'s>(strides: impl IntoIterator<Item = &'s Stride>) -> Dim {
+    strides.into_iter().find(|s| !s.is_zero()).map_or(Dim::known(1), Stride::unit)
+}
+
+/// Offsets of every position of an axis, in units.
+fn index_list(axis: &[Digit], unit: &Dim) -> Option<Vec<i64>> {
     let mut list = vec![0i64];
     for d in axis {
         let n = usize::try_from(d.extent.as_known()?).ok()?;
-        let stride = d.stride.as_known()?;
+        let stride = d.stride.count(unit)?;
         if list.len().checked_mul(n)? > MAX_INDEX_LIST {
             return None;
         }
@@ -427,8 +450,8 @@ fn index_list(axis: &[Digit]) -> Option<Vec<i64>> {
     Some(list)
 }
 
-/// Digits whose offsets are `list`, relative to its first entry.
-fn fit(list: &[i64]) -> Option<Axis> {
+/// Digits whose offsets are `list` in units, relative to its first entry.
+fn fit(list: &[i64], unit: &Dim) -> Option<Axis> {
     let mut list = list.to_vec();
     let mut digits: Vec<Digit> = Vec::new();
     while list.len() > 1 {
@@ -442,7 +465,7 @@ fn fit(list: &[i64]) -> Option<Axis> {
                 && list.chunks_exact(n).all(|c| (1..n).all(|i| c[i].wrapping_sub(c[i - 1]) == step))
         };
         let n = (2..=run).rev().find(|&n| fits(n))?;
-        digits.push(Digit::new(Dim::known(n as u64), Stride::known(step)));
+        digits.push(Digit::new(Dim::known(n as u64), Stride::known(step).times(unit)?));
         list = list.iter().step_by(n).copied().collect();
     }
     digits.reverse();

@@ -1,6 +1,6 @@
 //! What both consumers need: the value that exists once per KV head, and rows.
 
-use crate::analysis::layout::{Axis, Digit, Layout};
+use crate::analysis::layout::{Axis, Digit, Layout, Stride};
 use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling::{self, Order, Step};
 use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
@@ -45,8 +45,11 @@ impl Heads {
 
     /// The head axis of a layout as KV heads and groups.
     fn split(&self, axis: &[Digit]) -> Option<(Axis, Axis)> {
-        let heads =
-            Layout { source: ValueId::new(0), offset: 0, axes: [axis.iter().cloned().collect()].into_iter().collect() };
+        let heads = Layout {
+            source: ValueId::new(0),
+            offset: Stride::zero(),
+            axes: [axis.iter().cloned().collect()].into_iter().collect(),
+        };
         let split = heads.reshape(&self.pair(&self.kv_heads, &self.group))?;
         let (first, second) = (split.axes[0].clone(), split.axes[1].clone());
         Some(if self.order == Order::Grouped { (first, second) } else { (second, first) })
@@ -58,12 +61,14 @@ impl Heads {
         first.into_iter().chain(second).collect()
     }
 
-    /// A tensor with its groups moved from the head axis to the front of another axis.
+    /// A tensor with its groups moved from the head axis into another one, on the side where the heads are.
     pub(super) fn moved(&self, v: ValueId, shape: &[Dim], axis: usize, into: usize) -> Option<Spelled> {
         let mut layout = Layout::identity(v, shape)?;
         let (kv_heads, group) = self.split(&layout.axes[axis])?;
         layout.axes[axis] = kv_heads;
-        layout.axes[into] = group.into_iter().chain(layout.axes[into].iter().cloned()).collect();
+        let own = std::mem::take(&mut layout.axes[into]);
+        let [first, second] = if into < axis { [own, group] } else { [group, own] };
+        layout.axes[into] = first.into_iter().chain(second).collect();
         let to = self.moved_shape(shape, axis, into)?;
         Some(Spelled { steps: spelling::spell(shape, &layout, &to)?, shape: to })
     }
@@ -74,9 +79,12 @@ impl Heads {
         let mut layout = Layout::identity(v, &from)?;
         let mut wide = layout.clone();
         wide.axes = [layout.axes[into].clone()].into_iter().collect();
-        let wide = wide.reshape(&[self.group.clone(), out[into].clone()])?;
-        layout.axes[axis] = self.join(layout.axes[axis].clone(), wide.axes[0].clone());
-        layout.axes[into] = wide.axes[1].clone();
+        let behind = into < axis;
+        let sizes = if behind { [&out[into], &self.group] } else { [&self.group, &out[into]] };
+        let wide = wide.reshape(&sizes.map(Dim::clone))?;
+        let (group, own) = (wide.axes[usize::from(behind)].clone(), wide.axes[usize::from(!behind)].clone());
+        layout.axes[axis] = self.join(layout.axes[axis].clone(), group);
+        layout.axes[into] = own;
         Some(Spelled { steps: spelling::spell(&from, &layout, out)?, shape: from })
     }
 
