@@ -21,7 +21,6 @@ fn expected(case: &Case) -> Option<&'static str> {
     let [spelling, _] = case.spellings;
     let whole_copies = spelling.is_interleaved();
     match case.consumer {
-        Consumer::PerHead => Some("neither operand is a repeated view"),
         Consumer::Einsum { .. } if rows && keys => TWO_UNKNOWNS,
         // The group would have to cross another axis, unless that has one element.
         Consumer::Einsum { left, .. } if left == whole_copies && spelling.kv_heads > 1 => match case.lengths {

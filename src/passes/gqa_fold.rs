@@ -28,7 +28,8 @@
 //!
 //! `scaled_dot_product_attention` folds by rows, keys and values together; the two `einsum` equations that MIL knows
 //! move the group into the other operand's own axis. An op between the repeat and its consumer that treats all heads
-//! of a group alike (RoPE, a scale, a cast) is done before the repeat. Afterwards the reshapes sink towards the next
+//! of a group alike (RoPE, a scale, a cast) is done before the repeat, and a single head picked out of the copies is
+//! picked out of what is repeated. Afterwards the reshapes sink towards the next
 //! matmul, and the query's is hoisted into its projection (see `gqa_fold/regroup.rs`).
 //!
 //! Exactness: bitwise. Assumes: A1, A2, A3, A6, A7, A9 (docs/assumptions.md).
@@ -40,6 +41,7 @@ mod attention;
 mod commute;
 mod einsum;
 mod matmul;
+mod pick;
 mod regroup;
 mod shared;
 
@@ -99,10 +101,18 @@ impl Rule for FoldRule {
             "scaled_dot_product_attention" => attention::fold(cx, op),
             "einsum" => einsum::fold(cx, op),
             "shape" => shape_of_copies(cx, op),
-            _ => commute::sink_repeat(cx, op).map_err(|_| unconsumed(cx, op)),
+            "split" | "slice_by_index" | "slice_by_size" => pick::pick(cx, op).or_else(|no| match no.reason() {
+                Some(_) => Err(no),
+                None => before_the_repeat(cx, op),
+            }),
+            _ => before_the_repeat(cx, op),
         };
         answer.map_err(|no| if op.index() >= self.first_new { NoMatch::UNRELATED } else { no })
     }
+}
+
+fn before_the_repeat(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
+    commute::sink_repeat(cx, op).map_err(|_| unconsumed(cx, op))
 }
 
 /// How a fold is expressed.

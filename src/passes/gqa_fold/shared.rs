@@ -242,7 +242,7 @@ fn why_not_separable(layout: &Layout, axis: usize, rank: usize) -> NoMatch {
 
 /// Whether a value is a view of a state as it was read before a write that comes before `reader`. Copies made in between
 /// would be gone.
-fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
+pub(super) fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
     let mut at = v;
     while let Some(op) = f.producer(at) {
         if let Some(read) = views::ReadState::of(f, op) {
