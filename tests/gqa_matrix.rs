@@ -8,7 +8,7 @@ use milopt::ir::{Dim, Function, OpId, ValueId};
 use milopt::opset::Size;
 use milopt::passes::Report;
 use milopt::text;
-use support::matrix::{self, Axis, Case, Consumer, Lengths, Mask};
+use support::matrix::{self, Axis, Case, Consumer, Lengths};
 use support::{DEFAULT, main, optimize_at};
 
 /// Why copies are left in a case, if they are.
@@ -28,13 +28,8 @@ fn expected(case: &Case) -> Option<&'static str> {
             Lengths::Prefill => COST.filter(|_| spelling.name.ends_with("_bshd") && spelling.copies.is_tile()),
             _ => UNKNOWN_COST,
         },
-        Consumer::Fused if rows => match case.mask {
-            Mask::Floats(&[Axis::Heads, Axis::Keys]) => Some("the mask has one row"),
-            Mask::Floats(axes) | Mask::Bools(axes) if axes.contains(&Axis::Rows) => {
-                Some("not provably those of the query")
-            }
-            _ => UNKNOWN_COST.filter(|_| whole_copies),
-        },
+        // The groups would move across the rows.
+        Consumer::Fused if rows => UNKNOWN_COST.filter(|_| whole_copies),
         Consumer::Matmul { .. } if case.batch > 1 => match (rows && keys, case.lengths) {
             (true, _) => TWO_UNKNOWNS,
             (_, Lengths::Decode) => None,

@@ -936,17 +936,13 @@ impl Block<'_> {
     /// The weights from the scores.
     fn middle(&mut self, s: ValueId, mask: ValueId, axes: &[Axis]) -> Built {
         let keys = find(axes, Keys) as i64;
-        let heads = find(axes, Heads);
         let softmax = |block: &mut Self, x: ValueId| block.b.softmax(x, keys - axes.len() as i64);
         if self.case.middle == Middle::ScaledQuery {
             return softmax(self, s);
         }
         let scaled = self.b.mul(s, half(0.5))?;
-        let per_head = |block: &Self| {
-            let mut shape = vec![1; axes.len()];
-            shape[heads] = HEADS;
-            shape
-        };
+        let mut per_head = vec![1; axes.len()];
+        per_head[find(axes, Heads)] = HEADS;
         let masked = match self.case.middle {
             Middle::Softcap => {
                 let bounded = self.b.tanh(scaled)?;
@@ -969,7 +965,7 @@ impl Block<'_> {
                 self.b.real_div(e, sum)
             }
             Middle::Alibi => {
-                let slopes = weights(DType::F16, &per_head(self));
+                let slopes = weights(DType::F16, &per_head);
                 let biased = self.b.add(masked, slopes)?;
                 softmax(self, biased)
             }
@@ -977,7 +973,7 @@ impl Block<'_> {
                 // A column of the constant's value for however many rows there are.
                 let first = self.cut(masked, keys as usize, 0, Some(1))?;
                 let zero = self.b.mul(first, half(0.0))?;
-                let column = self.b.add(zero, weights(DType::F16, &per_head(self)))?;
+                let column = self.b.add(zero, weights(DType::F16, &per_head))?;
                 let joined = self.b.concat(&[masked, column], keys)?;
                 let p = softmax(self, joined)?;
                 let mut cut = vec![0; axes.len()];
