@@ -13,7 +13,7 @@
 //! | concat, stack of views of one source | the operands' offsets are refitted to digits |
 //! | slice_by_index, slice_by_size, split, reverse with static bounds | offset, extents, signs |
 //! | gather, gather_along_axis, gather_nd with constant indices | the index list is refitted to digits |
-//! | mul by ones | `(n, 0)` on widened axes |
+//! | mul by ones, real_div by ones | `(n, 0)` on widened axes |
 //! | anything else | the value is its own source |
 
 use std::cell::RefCell;
@@ -560,6 +560,10 @@ fn view_operands(f: &Function, op: OpId) -> SmallVec<[ValueId; 4]> {
             ([one], [Operand::Value(y)]) if is_ones(f, one) => smallvec![*y],
             _ => SmallVec::new(),
         },
+        "real_div" => match (data.param("x"), data.param("y")) {
+            ([Operand::Value(x)], [one]) if is_ones(f, one) => smallvec![*x],
+            _ => SmallVec::new(),
+        },
         _ => SmallVec::new(),
     }
 }
@@ -583,7 +587,7 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
     match &**f.op(op).kind() {
         "reshape" | "expand_dims" | "squeeze" | "flatten2d" => x.reshape(shape),
         "identity" | "cast" => Some(x.clone()),
-        "mul" => x.broadcast(shape),
+        "mul" | "real_div" => x.broadcast(shape),
         "transpose" => x.transpose(&views::Transpose::of(f, op)?.perm),
         // Repetitions that are computed at run time follow from the sizes, where those are known.
         "tile" => {

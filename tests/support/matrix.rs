@@ -52,6 +52,8 @@ pub enum Copies {
     GatherNd,
     /// `expand_dims`, `mul` by ones, `reshape`.
     Ones,
+    /// `expand_dims`, `real_div` by ones, `reshape`.
+    OverOnes,
     /// `repeat_kv` by two and then by the rest.
     Twice,
     /// `tile` on the head axis: whole copies one after the other.
@@ -148,6 +150,7 @@ pub const SPELLINGS: &[Spelling] = &[
     spelling("gather_along_axis", Copies::GatherAlong, Source::Input(BHSD)),
     spelling("gather_nd", Copies::GatherNd, Source::Input(BHSD)),
     spelling("ones", Copies::Ones, Source::Input(BHSD)),
+    spelling("over_ones", Copies::OverOnes, Source::Input(BHSD)),
     single("one_head", Copies::WholeTile),
     single("one_head_repeat_kv", Copies::Tile),
     single("one_head_computed", Copies::ComputedTile),
@@ -654,11 +657,12 @@ impl Block<'_> {
             Copies::Gather => self.b.gather(x, &indices[..], at as i64)?,
             Copies::GatherAlong => self.gather_along(x, at, &joined, group)?,
             Copies::GatherNd => self.gather_nd(x, at, &indices)?,
-            Copies::Ones => {
+            Copies::Ones | Copies::OverOnes => {
                 let e = self.b.expand_dims(x, [at as i64 + 1])?;
                 let mut shape = vec![1; have.len() + 1];
                 shape[at + 1] = group as u64;
-                self.b.mul(e, Literal::floats(DType::F16, &shape, &vec![1.0; group as usize]))?
+                let ones = Literal::floats(DType::F16, &shape, &vec![1.0; group as usize]);
+                if s.copies == Copies::Ones { self.b.mul(e, ones)? } else { self.b.real_div(e, ones)? }
             }
             Copies::Twice => {
                 let e = self.b.expand_dims(x, [at as i64 + 1])?;

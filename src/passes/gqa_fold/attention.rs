@@ -37,7 +37,8 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let back = heads.rows_back(result, &out.shape, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
     let is_known = |t: &TensorType| t.known_shape().is_some();
     let known = is_known(query) && is_known(out);
-    if !known && !(is_view(&rows.steps) && is_view(&back.steps)) {
+    let moves = !is_view(&rows.steps) || !is_view(&back.steps);
+    if moves && !known {
         return Err(NoMatch::because("rows would move data of a size that is not known"));
     }
 
