@@ -120,6 +120,8 @@ const fn single(name: &'static str, copies: Copies) -> Spelling {
 
 /// The usual one.
 pub const REPEAT_KV: Spelling = spelling("repeat_kv", Copies::Tile, Source::Input(BHSD));
+/// The one with transpositions.
+pub const REPEAT_INTERLEAVE: Spelling = spelling("interleave", Copies::Interleave, Source::Input(BHSD));
 /// Whole copies.
 pub const INTERLEAVED: Spelling = spelling("interleaved", Copies::WholeTile, Source::Input(BHSD));
 
@@ -135,7 +137,7 @@ pub const SPELLINGS: &[Spelling] = &[
     spelling("repeat_kv_state", Copies::Tile, Source::State),
     spelling("repeat_kv_computed_state", Copies::ComputedTile, Source::State),
     spelling("repeat_kv_twice", Copies::Twice, Source::Input(BHSD)),
-    spelling("interleave", Copies::Interleave, Source::Input(BHSD)),
+    REPEAT_INTERLEAVE,
     spelling("interleave_bshd", Copies::Interleave, Source::Input(BSHD)),
     spelling("interleave_rank_3", Copies::Interleave, Source::Input(HSD)),
     spelling("interleave_state", Copies::Interleave, Source::State),
@@ -431,7 +433,7 @@ pub fn cases(lengths: Lengths) -> Vec<Case> {
         add(Case { batch: 2, ..Case::new(&format!("{}_batch", s.name), s, MATMUL, lengths) });
         add(Case { batch: 2, ..Case::new(&format!("{}_fused_batch", s.name), s, Consumer::Fused, lengths) });
     }
-    // Different spellings and groups of keys and values.
+    // Keys and values in different spellings and groups.
     for (i, &s) in SPELLINGS.iter().enumerate() {
         let spellings = [s, SPELLINGS[(i + 10) % SPELLINGS.len()]];
         for (name, consumer) in [("q_kt", MATMUL), ("kt_q", matmul(true, true, false))] {
@@ -439,7 +441,7 @@ pub fn cases(lengths: Lengths) -> Vec<Case> {
             add(Case { spellings, ..Case::new(&name, s, consumer, lengths) });
         }
     }
-    for s in [REPEAT_KV, SPELLINGS[10], INTERLEAVED] {
+    for s in [REPEAT_KV, REPEAT_INTERLEAVE, INTERLEAVED] {
         for &(name, middle) in MIDDLES {
             for (order, consumer) in [("q_kt", MATMUL), ("k_qt", matmul(true, false, true))] {
                 let name = format!("{}_{name}_{order}", s.name);
