@@ -5,7 +5,7 @@ mod support;
 use milopt::analysis::traffic::Traffic;
 use milopt::ir::Program;
 use milopt::text;
-use support::{DEFAULT, count, declined, main, optimize, program};
+use support::{DEFAULT, count, declined, main, optimize, optimize_at, program};
 
 const SIGNATURE: &str = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
                          tensor<fp16, [1, 2, 32, 16]> values, tensor<fp16, [1, 1, 1, 32]> mask";
@@ -824,7 +824,7 @@ fn pieces_of_copies_are_cut_from_what_is_repeated() {
         let signature =
             format!("tensor<fp16, [1, 8, 1, 3]> query, tensor<fp16, [1, 16, 1, {n}]> keys, tensor<fp16, [s0]> l");
         let (after, report) = optimize(&bounded(&signature, bounds, &body), DEFAULT);
-        let kinds = ["tile", "reshape", "split", "transpose", "slice_by_size"].map(|kind| count(&after, kind));
+        let kinds = ["tile", "reshape", "split", "transpose", "slice_by_index"].map(|kind| count(&after, kind));
         assert_eq!(kinds, [0, 0, 0, 1, 2], "{n}: {}", report.explain());
         let f = main(&after);
         let keys: Vec<_> = f.all_ops().into_iter().filter(|&op| f.op(op).kind() == "einsum").collect();
@@ -852,5 +852,63 @@ fn pieces_that_hold_copies_or_leave_some_stay() {
         let signature = "tensor<fp16, [1, 16, 1, 6]> keys";
         let (after, report) = optimize(&program(signature, &format!("{copies}\n{rest}"), "out"), DEFAULT);
         assert_eq!((count(&after, "tile"), count(&after, "split")), (1, 1), "{rest}\n{}", report.explain());
+    }
+}
+
+#[test]
+fn a_mask_of_one_row_or_one_per_query_is_repeated_by_computed_times() {
+    let text = format!(
+        "program(1.3) [specificationVersion = 9] {{
+         func main<CoreML8>(tensor<fp16, [1, 8, s0, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys,
+             tensor<fp16, [1, 2, 32, 16]> values, tensor<fp16, [1, 1, s1, 32]> mask) where 1 <= s0 <= 8, 1 <= s1 <= 8 {{
+           {REPEATS}
+           tensor<fp16, [1, 8, s0, 16]> a =
+               scaled_dot_product_attention(query = query, key = k, value = v, attn_mask = mask);
+           tensor<fp16, [1, 8, s0, 16]> out =
+               scaled_dot_product_attention(query = a, key = k, value = v, attn_mask = mask);
+         }} -> (out); }}"
+    );
+    let before = text::parse(&text).unwrap();
+    let comparisons = [(1, 1), (5, 1), (5, 5)].map(|(rows, mask)| milopt::equiv::Options {
+        shapes: [("query".into(), vec![1, 8, rows, 16]), ("mask".into(), vec![1, 1, mask, 32])].into(),
+        ..Default::default()
+    });
+    let (after, report) = optimize_at(&before, DEFAULT, &comparisons);
+    assert_eq!(Traffic::of(main(&after)).repeats.count, 0, "{}", report.explain());
+    assert_eq!(count(&after, "tile"), 1, "both attentions read one mask");
+}
+
+#[test]
+fn heads_are_picked_out_of_what_is_repeated_where_each_is_taken_once() {
+    let signature = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                     state<tensor<fp16, [1, 2, 32, 16]>> cache";
+    let repeat = |x: &str| {
+        format!(
+            "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = {x}, axes = [2]);
+             tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+             tensor<fp16, [1, 8, 32, 16]> k = reshape(x = t, shape = [1, 8, 32, 16]);"
+        )
+    };
+    let part = |ty: &str, begin: &str, end: &str| {
+        format!(
+            "{ty} p = slice_by_index(x = k, begin = {begin}, end = {end}, stride = [1, 4, 1, 1]);
+             {ty} y = relu(x = p);"
+        )
+    };
+    let old = format!(
+        "tensor<fp16, [1, 2, 32, 16]> old = read_state(input = cache);
+         {} write_state(input = cache, data = keys);",
+        repeat("old")
+    );
+    for (repeat, pick, copies) in [
+        // One head of the second group; both heads once; part of one head.
+        (repeat("keys"), part("tensor<fp16, [1, 1, 32, 16]>", "[0, 6, 0, 0]", "[1, 7, 32, 16]"), 0),
+        (repeat("keys"), part("tensor<fp16, [1, 2, 32, 16]>", "[0, 1, 0, 0]", "[1, 8, 32, 16]"), 0),
+        (repeat("keys"), part("tensor<fp16, [1, 1, 8, 16]>", "[0, 6, 4, 0]", "[1, 7, 12, 16]"), 1),
+        // A head of a state that has been overwritten.
+        (old, part("tensor<fp16, [1, 1, 32, 16]>", "[0, 6, 0, 0]", "[1, 7, 32, 16]"), 1),
+    ] {
+        let (after, report) = optimize(&program(signature, &format!("{repeat}\n{pick}"), "y"), DEFAULT);
+        assert_eq!(count(&after, "tile"), copies, "{pick}\n{}", report.explain());
     }
 }

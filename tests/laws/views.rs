@@ -147,7 +147,7 @@ fn spell(view: &View, x: &str, name: &str, shape: &[u64]) -> Option<(String, Vec
 
 /// The index map that a layout says, in row-major order.
 fn index_map(layout: &Layout) -> Vec<i64> {
-    let mut map = vec![layout.offset.as_constant().unwrap()];
+    let mut map = vec![layout.offset.as_known().unwrap()];
     for d in layout.axes.iter().flatten() {
         let (n, stride) = (d.extent.as_known().unwrap() as i64, d.stride.as_known().unwrap());
         map = map.iter().flat_map(|&base| (0..n).map(move |i| base + i * stride)).collect();

@@ -2,7 +2,7 @@
 //!
 //! MIL knows `bchw,bwhu->bchu` and `chw,whr->chr`, up to renaming: a product per head `h` with the heads between the
 //! matrices' axes. The group moves into the axis that only the other operand has: into `u` for a repeated left operand,
-//! which is a view in grouped order, into `c` for a repeated right one.
+//! which is a view in grouped order, into `c` for a repeated right one, which is a view in interleaved order.
 
 use crate::analysis::spelling::is_view;
 use crate::analysis::traffic::value_bytes;
@@ -45,7 +45,9 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     ];
     let ty = TensorType::new(out.dtype, back.shape.iter().cloned());
     let product = patch.op("einsum", format!("{name}_grouped"), inputs, ty);
-    let at = patch.steps(f, product, name, &back.steps).ok_or(NoMatch::UNRELATED)?;
+    let at = patch
+        .steps(f, product, name, &back.steps)
+        .ok_or_else(|| NoMatch::because("the rows and the keys both have a size that is not known"))?;
     patch.replace(result, at);
 
     patch.bytes_saved = once.bytes_saved(f, op, repeats)?;
@@ -56,7 +58,7 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
             patch.bytes_added += 2 * value_bytes(f, v);
         }
     }
-    if out.known_shape().is_some() {
+    if [out, tensor(f, repeats)?].iter().all(|t| t.known_shape().is_some()) {
         gains(&patch)?;
     }
     patch.form = format!("einsum: {}", heads.describe());

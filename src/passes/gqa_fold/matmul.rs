@@ -1,15 +1,14 @@
 //! Folding one `matmul`.
 
 use crate::analysis::layout::Layout;
-use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling;
 use crate::analysis::traffic::value_bytes;
 use crate::ir::{DType, Dim, Function, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, loss};
+use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
 
 use super::commute::repeat;
-use super::shared::{Shared, gains, reads_overwritten_state, repeated, shared, tensor};
+use super::shared::{Shared, dying, gains, repeated, shared, still_there, tensor};
 use super::{Lowering, hazards};
 
 /// Bytes that may move for each byte that is saved before rows give way to batch axes: one in this many.
@@ -63,9 +62,8 @@ fn broadcast(cx: &Context<'_>, op: OpId, m: &views::Matmul) -> Option<Patch> {
         let mut small = own.to_vec();
         small[axis] = Dim::known(1);
         let steps = spelling::spell(&f.tensor(layout.source)?.shape, &once, &small)?;
-        if reads_overwritten_state(f, op, layout.source) || dying_carries_loss(f, op, repeated, layout.source) {
-            return None;
-        }
+        still_there(f, op, layout.source).ok()?;
+        dying(f, op, repeated, layout.source).ok()?;
 
         let mut patch = Patch::before(op);
         let shared = patch.steps(f, layout.source, &format!("{}_shared", f.value(repeated).name()), &steps)?;
@@ -78,10 +76,6 @@ fn broadcast(cx: &Context<'_>, op: OpId, m: &views::Matmul) -> Option<Patch> {
         patch.form = format!("the product broadcasts batch axis {axis}");
         (patch.bytes_saved > patch.bytes_added || !known(f, repeated)).then_some(patch)
     })
-}
-
-fn dying_carries_loss(f: &Function, reader: OpId, v: ValueId, source: ValueId) -> bool {
-    dying_without(f, reader, v, source).into_iter().any(|op| loss(f, op).is_some())
 }
 
 fn known(f: &Function, v: ValueId) -> bool {

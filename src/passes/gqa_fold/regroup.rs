@@ -357,7 +357,7 @@ impl Region {
         let mut tiled = BTreeMap::new();
         for (&(op, _), outside) in &self.outside {
             if let Outside::Tiled(v, axis, group) = *outside
-                && tile_before(f, op, v, axis, group).is_none()
+                && tile_before(f, op, v, axis, &self.fold.folded[1]).is_none()
             {
                 tiled.insert((v, axis), 2 * group * value_bytes(f, v));
             }

@@ -1,10 +1,9 @@
 //! What both consumers need: the value that exists once per KV head, and rows.
 
-use crate::analysis::layout::{Axis, Digit, Layout};
+use crate::analysis::layout::{Axis, Digit, Layout, Stride};
 use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling::{self, Order, Step};
 use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
-use crate::analysis::values::Poly;
 use crate::ir::{Dim, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, loss};
@@ -48,7 +47,7 @@ impl Heads {
     fn split(&self, axis: &[Digit]) -> Option<(Axis, Axis)> {
         let heads = Layout {
             source: ValueId::new(0),
-            offset: Poly::default(),
+            offset: Stride::zero(),
             axes: [axis.iter().cloned().collect()].into_iter().collect(),
         };
         let split = heads.reshape(&self.pair(&self.kv_heads, &self.group))?;
@@ -62,12 +61,14 @@ impl Heads {
         first.into_iter().chain(second).collect()
     }
 
-    /// A tensor with its groups moved from the head axis to the front of another axis.
+    /// A tensor with its groups moved from the head axis into another one, on the side where the heads are.
     pub(super) fn moved(&self, v: ValueId, shape: &[Dim], axis: usize, into: usize) -> Option<Spelled> {
         let mut layout = Layout::identity(v, shape)?;
         let (kv_heads, group) = self.split(&layout.axes[axis])?;
         layout.axes[axis] = kv_heads;
-        layout.axes[into] = group.into_iter().chain(layout.axes[into].iter().cloned()).collect();
+        let own = std::mem::take(&mut layout.axes[into]);
+        let [first, second] = if into < axis { [own, group] } else { [group, own] };
+        layout.axes[into] = first.into_iter().chain(second).collect();
         let to = self.moved_shape(shape, axis, into)?;
         Some(Spelled { steps: spelling::spell(shape, &layout, &to)?, shape: to })
     }
@@ -78,9 +79,12 @@ impl Heads {
         let mut layout = Layout::identity(v, &from)?;
         let mut wide = layout.clone();
         wide.axes = [layout.axes[into].clone()].into_iter().collect();
-        let wide = wide.reshape(&[self.group.clone(), out[into].clone()])?;
-        layout.axes[axis] = self.join(layout.axes[axis].clone(), wide.axes[0].clone());
-        layout.axes[into] = wide.axes[1].clone();
+        let behind = into < axis;
+        let sizes = if behind { [&out[into], &self.group] } else { [&self.group, &out[into]] };
+        let wide = wide.reshape(&sizes.map(Dim::clone))?;
+        let (group, own) = (wide.axes[usize::from(behind)].clone(), wide.axes[usize::from(!behind)].clone());
+        layout.axes[axis] = self.join(layout.axes[axis].clone(), group);
+        layout.axes[into] = own;
         Some(Spelled { steps: spelling::spell(&from, &layout, out)?, shape: from })
     }
 
@@ -154,49 +158,74 @@ impl Shared {
 
     /// Bytes per run that are neither written nor read when `reader` takes the shared side instead of the copies.
     pub(super) fn bytes_saved(&self, f: &Function, reader: OpId, repeated: ValueId) -> Result<u64, NoMatch> {
-        let dying = dying_without(f, reader, repeated, self.source);
-        if let Some((op, what)) = dying.iter().find_map(|&op| Some((op, loss(f, op)?))) {
-            return Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op)))
-                .remedy("the op carries nothing beyond the schema"));
-        }
+        let dying = dying(f, reader, repeated, self.source)?;
         let read = value_bytes(f, repeated);
         let group = self.heads.group.as_known().unwrap_or(1).max(1);
         Ok(read - read / group + dying.iter().map(|&op| op_bytes(f, op)).sum::<u64>())
     }
 }
 
+/// The ops that go when `reader` takes the source instead of the copies.
+pub(super) fn dying(f: &Function, reader: OpId, copies: ValueId, source: ValueId) -> Result<Vec<OpId>, NoMatch> {
+    let dying = dying_without(f, reader, copies, source);
+    match dying.iter().find_map(|&op| Some((op, loss(f, op)?))) {
+        None => Ok(dying),
+        Some((op, what)) => {
+            Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op)))
+                .remedy("the op carries nothing beyond the schema"))
+        }
+    }
+}
+
 /// Adds a `tile` of one axis, or finds the one that was made before `op`.
 pub(super) fn tile_once(f: &Function, patch: &mut Patch, op: OpId, v: ValueId, axis: usize, times: u64) -> Option<Ref> {
-    match tile_before(f, op, v, axis, times) {
+    let size = f.tensor(v)?.shape.get(axis)?.checked_mul(&Dim::known(times))?;
+    match tile_before(f, op, v, axis, &size) {
         Some(tile) => Some(tile.into()),
         None => tile(f, patch, v.into(), axis, times, &format!("{}_rows", f.value(v).name())),
     }
 }
 
-/// The value tiled along one axis, where it exists before `op`.
-pub(super) fn tile_before(f: &Function, op: OpId, v: ValueId, axis: usize, times: u64) -> Option<ValueId> {
-    let reps = reps(f.tensor(v)?.rank(), axis, times)?;
+/// The value with one axis tiled to this size, where it exists before `op`.
+pub(super) fn tile_before(f: &Function, op: OpId, v: ValueId, axis: usize, size: &Dim) -> Option<ValueId> {
+    let mut tiled = f.tensor(v)?.clone();
+    *tiled.shape.get_mut(axis)? = size.clone();
     f.users(v).into_iter().find_map(|user| {
         let data = f.op(user);
-        let same = data.kind() == "tile" && f.ints(user, "reps").as_deref() == Some(&reps);
-        let before = data.block() == f.op(op).block() && f.comes_before(user, op);
-        (same && before && data.value("x") == Some(v)).then(|| data.results().first().copied())?
+        let &[result] = data.results() else { return None };
+        let same = data.kind() == "tile" && data.value("x") == Some(v) && f.tensor(result) == Some(&tiled);
+        (same && data.block() == f.op(op).block() && f.comes_before(user, op)).then_some(result)
     })
 }
 
 /// Adds a `tile` of one axis.
 pub(super) fn tile(f: &Function, patch: &mut Patch, x: Ref, axis: usize, times: u64, name: &str) -> Option<Ref> {
-    let mut ty = patch.type_of(f, &x)?;
+    let ty = patch.type_of(f, &x)?;
+    let size = ty.shape.get(axis)?.checked_mul(&Dim::known(times))?;
     let reps = reps(ty.rank(), axis, times)?;
-    ty.shape[axis] = ty.shape[axis].checked_mul(&Dim::known(times))?;
-    let inputs = [("x", Input::One(x)), ("reps", Input::Const(Literal::ints(&reps)))];
-    Some(patch.op("tile", name, inputs, ty))
+    tile_by(f, patch, x, axis, &size, reps.into(), name)
 }
 
-fn reps(rank: usize, axis: usize, times: u64) -> Option<Vec<i64>> {
+/// Adds a `tile` of one axis to this size by repetitions that give it.
+pub(super) fn tile_by(
+    f: &Function,
+    patch: &mut Patch,
+    x: Ref,
+    axis: usize,
+    size: &Dim,
+    reps: Input,
+    name: &str,
+) -> Option<Ref> {
+    let mut ty = patch.type_of(f, &x)?;
+    *ty.shape.get_mut(axis)? = size.clone();
+    Some(patch.op("tile", name, [("x", Input::One(x)), ("reps", reps)], ty))
+}
+
+/// Repetitions of one axis.
+pub(super) fn reps(rank: usize, axis: usize, times: u64) -> Option<Literal> {
     let mut reps = vec![1; rank];
     *reps.get_mut(axis)? = i64::try_from(times).ok()?;
-    Some(reps)
+    Some(Literal::ints(&reps))
 }
 
 /// Refuses a patch that moves no fewer bytes than it saves.
@@ -265,10 +294,7 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
         }
     }
     let (_, shared) = best.ok_or(refusal)?;
-    if reads_overwritten_state(f, reader, shared.source) {
-        return Err(NoMatch::because("it would read a state's old content after the state is written")
-            .remedy("the state is read again after the write, or written after the product"));
-    }
+    still_there(f, reader, shared.source)?;
     Ok(shared)
 }
 
@@ -285,9 +311,18 @@ fn why_not_separable(layout: &Layout, axis: usize, rank: usize) -> NoMatch {
     }
 }
 
+/// Refuses a source that `reader` would find overwritten.
+pub(super) fn still_there(f: &Function, reader: OpId, source: ValueId) -> Result<(), NoMatch> {
+    match reads_overwritten_state(f, reader, source) {
+        false => Ok(()),
+        true => Err(NoMatch::because("it would read a state's old content after the state is written")
+            .remedy("the state is read again after the write, or written after the product")),
+    }
+}
+
 /// Whether a value is a view of a state as it was read before a write that comes before `reader`. Copies made in between
 /// would be gone.
-pub(super) fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
+fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
     let mut at = v;
     while let Some(op) = f.producer(at) {
         if let Some(read) = views::ReadState::of(f, op) {
