@@ -404,21 +404,168 @@ fn one_head_is_multiplied_once_and_its_product_repeated() {
 
 #[test]
 fn beams_are_left_to_broadcasting() {
-    let signature = "tensor<fp16, [3, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys";
-    for copies in [
-        "tensor<fp16, [3, 2, 32, 16]> b = tile(x = keys, reps = [3, 1, 1, 1]);",
-        "tensor<fp16, [3, 2, 32, 16]> b = concat(values = (keys, keys, keys), axis = 0, interleave = false);",
+    let signature =
+        "tensor<fp16, [3, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, tensor<fp16, [1, 8, 32, 16]> all";
+    let product = "tensor<fp16, [3, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);";
+    let heads =
+        "tensor<fp16, [3, 8, 32, 16]> k = gather(x = b, indices = [0, 0, 0, 0, 1, 1, 1, 1], axis = 1, batch_dims = 0);";
+    let wide = "tensor<fp16, [1, 2, 1, 32, 16]> e = expand_dims(x = keys, axes = [2]);";
+    for (copies, source) in [
+        (format!("tensor<fp16, [3, 2, 32, 16]> b = tile(x = keys, reps = [3, 1, 1, 1]);\n{heads}"), "keys"),
+        (
+            format!(
+                "tensor<fp16, [3, 2, 32, 16]> b = concat(values = (keys, keys, keys), axis = 0, interleave = false);\n{heads}"
+            ),
+            "keys",
+        ),
+        // Heads first.
+        (
+            format!(
+                "{wide}
+                 tensor<fp16, [1, 2, 4, 32, 16]> t = tile(x = e, reps = [1, 1, 4, 1, 1]);
+                 tensor<fp16, [1, 8, 32, 16]> r = reshape(x = t, shape = [1, 8, 32, 16]);
+                 tensor<fp16, [3, 8, 32, 16]> k = tile(x = r, reps = [3, 1, 1, 1]);"
+            ),
+            "keys",
+        ),
+        // Both at once.
+        (
+            format!(
+                "{wide}
+                 tensor<fp16, [3, 2, 4, 32, 16]> t = tile(x = e, reps = [3, 1, 4, 1, 1]);
+                 tensor<fp16, [3, 8, 32, 16]> k = reshape(x = t, shape = [3, 8, 32, 16]);"
+            ),
+            "keys",
+        ),
+        ("tensor<fp16, [3, 8, 32, 16]> k = tile(x = keys, reps = [3, 4, 1, 1]);".into(), "keys"),
+        // No groups.
+        ("tensor<fp16, [3, 8, 32, 16]> k = tile(x = all, reps = [3, 1, 1, 1]);".into(), "all"),
     ] {
-        let body = format!(
-            "{copies}
-             tensor<fp16, [3, 8, 32, 16]> k = gather(x = b, indices = [0, 0, 0, 0, 1, 1, 1, 1], axis = 1, batch_dims = 0);
-             tensor<fp16, [3, 8, 1, 32]> y = matmul(x = query, y = k, transpose_x = false, transpose_y = true);"
-        );
+        let flipped = copies.replace("> k = ", "> j = ")
+            + "\ntensor<fp16, [3, 8, 16, 32]> k = transpose(x = j, perm = [0, 1, 3, 2]);";
+        for body in [
+            format!("{copies}\n{product}"),
+            format!("{flipped}\n{}", product.replace("transpose_y = true", "transpose_y = false")),
+        ] {
+            let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);
+            let f = main(&after);
+            let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
+            assert_eq!(
+                f.op(matmul).value("y"),
+                f.input(source),
+                "{body}\n{}{}",
+                report.explain(),
+                text::print_program(&after)
+            );
+        }
+    }
+}
+
+#[test]
+fn beams_of_fused_attention_stay_and_its_heads_fold() {
+    let signature = "tensor<fp16, [3, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys";
+    let body = "
+        tensor<fp16, [1, 8, 32, 16]> r = gather(x = keys, indices = [0, 0, 0, 0, 1, 1, 1, 1], axis = 1, batch_dims = 0);
+        tensor<fp16, [3, 8, 32, 16]> k = tile(x = r, reps = [3, 1, 1, 1]);
+        tensor<fp16, [3, 8, 1, 16]> y = scaled_dot_product_attention(query = query, key = k, value = k);";
+    let (after, report) = optimize(&program(signature, body, "y"), DEFAULT);
+    assert_eq!(
+        (count(&after, "gather"), count(&after, "tile")),
+        (0, 1),
+        "{}\n{}",
+        report.explain(),
+        text::print_program(&after)
+    );
+}
+
+#[test]
+fn copies_times_copies_are_multiplied_once() {
+    let repeat = |x: &str, order: &str| {
+        format!("tensor<fp16, [1, 8, 32, 16]> {x}k = gather(x = {x}, indices = {order}, axis = 1, batch_dims = 0);\n")
+    };
+    let (grouped, interleaved) = ("[0, 0, 0, 0, 1, 1, 1, 1]", "[0, 1, 0, 1, 0, 1, 0, 1]");
+    let signature = "tensor<fp16, [1, 2, 32, 16]> a, tensor<fp16, [1, 2, 32, 16]> b";
+    let product = |x: &str, y: &str, n: u64, flags: [bool; 2]| {
+        let [tx, ty] = flags;
+        format!(
+            "tensor<fp16, [1, 8, {n}, {n}]> y = matmul(x = {x}k, y = {y}k, transpose_x = {tx}, transpose_y = {ty});"
+        )
+    };
+    // With the columns.
+    let small = [true, false];
+    for (body, x, y) in [
+        (repeat("a", grouped) + &product("a", "a", 16, small), "a", "a"),
+        (repeat("a", interleaved) + &product("a", "a", 16, small), "a", "a"),
+        (repeat("a", grouped) + &repeat("b", grouped) + &product("a", "b", 16, small), "a", "b"),
+    ] {
         let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);
         let f = main(&after);
         let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
-        assert_eq!(f.op(matmul).value("y"), f.input("keys"), "{}", report.explain());
+        let operands = [f.op(matmul).value("x"), f.op(matmul).value("y")];
+        assert_eq!(operands, [f.input(x), f.input(y)], "{body}\n{}", report.explain());
+        assert_eq!(Traffic::of(f).repeats.count, 0);
     }
+    // What is repeated in two orders is folded on one side; the other is explained.
+    let body = repeat("a", grouped) + &repeat("b", interleaved) + &product("a", "b", 16, small);
+    let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);
+    assert_eq!(Traffic::of(main(&after)).repeats.count, 1);
+    assert!(!report.explain().is_empty());
+}
+
+#[test]
+fn a_repeat_is_not_sunk_towards_an_op_that_tells_heads_apart() {
+    let signature = "tensor<fp16, [1, 8, 1, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                     tensor<fp16, [1, HEADS, 32, 16]> cos, tensor<fp16, [1, HEADS, 32, 16]> sin";
+    let body = "
+        tensor<fp16, [1, 8, 32, 16]> k = gather(x = keys, indices = [0, 0, 0, 0, 1, 1, 1, 1], axis = 1, batch_dims = 0);
+        tensor<fp16, [1, 8, 32, 8]> a = slice_by_index(x = k, begin = [0, 0, 0, 0], end = [1, 8, 32, 8]);
+        tensor<fp16, [1, 8, 32, 8]> b = slice_by_index(x = k, begin = [0, 0, 0, 8], end = [1, 8, 32, 16]);
+        tensor<fp16, [1, 8, 32, 8]> n = mul(x = b, y = fp16(-1));
+        tensor<fp16, [1, 8, 32, 16]> turned = concat(values = (n, a), axis = -1, interleave = false);
+        tensor<fp16, [1, 8, 32, 16]> s = mul(x = turned, y = sin);
+        tensor<fp16, [1, 8, 32, 16]> c = mul(x = k, y = cos);
+        tensor<fp16, [1, 8, 32, 16]> rotated = add(x = c, y = s);
+        tensor<fp16, [1, 8, 1, 32]> y = matmul(x = query, y = rotated, transpose_x = false, transpose_y = true);";
+    let (_, report) = optimize(&program(&signature.replace("HEADS", "1"), body, "y"), DEFAULT);
+    assert_eq!(report.functions[0].after.traffic.repeats.count, 0, "{}", report.explain());
+    let before = program(&signature.replace("HEADS", "8"), body, "y");
+    let (after, report) = optimize(&before, DEFAULT);
+    assert_eq!(text::print_program(&before), text::print_program(&after));
+    assert!(declined(&report, "matmul `y`", "mul `c` tells the heads of a group apart"), "{}", report.explain());
+}
+
+#[test]
+fn a_reshape_whose_first_reader_cannot_follow_is_reported() {
+    let attention = ATTENTION.replace("mul(x = scores, y = fp16(0.25))", "softmax(x = scores, axis = 1)");
+    assert_ne!(attention, ATTENTION);
+    let (_, report) = optimize(&program(SIGNATURE, &format!("{REPEATS}{attention}"), "out"), DEFAULT);
+    let reason = "the reshapes stay: softmax";
+    assert!(declined(&report, "reshape `scores`", reason), "{}", report.explain());
+}
+
+#[test]
+fn sizes_that_are_asked_of_scores_do_not_keep_them_in_head_layout() {
+    let signature = "tensor<fp16, [1, 8, s0, 16]> query, tensor<fp16, [1, 2, 32, 16]> keys, \
+                     tensor<fp16, [1, 2, 32, 16]> values, tensor<fp16, [1, 8, 1, 1]> sinks";
+    let body = format!(
+        "{REPEATS}
+         tensor<fp16, [1, 8, s0, 32]> scores = matmul(x = query, y = k, transpose_x = false, transpose_y = true);
+         tensor<int32, [4]> sizes = shape(x = scores);
+         tensor<int32, [1]> rows = gather(x = sizes, indices = [2], axis = 0, batch_dims = 0);
+         tensor<int32, [4]> reps = concat(values = ([1, 1], rows, [1]), axis = 0, interleave = false);
+         tensor<fp16, [1, 8, s0, 1]> sink = tile(x = sinks, reps = reps);
+         tensor<fp16, [1, 8, s0, 33]> all = concat(values = (scores, sink), axis = -1, interleave = false);
+         tensor<fp16, [1, 8, s0, 33]> p = softmax(x = all, axis = -1);
+         tensor<fp16, [1, 8, s0, 32]> w = slice_by_index(x = p, begin = [0, 0, 0, 0], end = [1, 8, 0, 32], end_mask = [true, true, true, false]);
+         tensor<fp16, [1, 8, s0, 16]> out = matmul(x = w, y = v, transpose_x = false, transpose_y = false);"
+    );
+    let (after, report) = optimize(&bounded(signature, "1 <= s0 <= 4", &body), DEFAULT);
+    assert!(
+        report.functions[0].passes[0].fired.iter().any(|f| f.form.starts_with("sunk")),
+        "{}\n{}",
+        report.explain(),
+        text::print_program(&after)
+    );
 }
 
 #[test]

@@ -15,13 +15,10 @@ use support::{DEFAULT, main, optimize_at};
 fn expected(case: &Case) -> Option<&'static str> {
     const COST: Option<&str> = Some("no bytes gained");
     const UNKNOWN_COST: Option<&str> = Some("would move data of a size that is not known");
-    const TWO_UNKNOWNS: Option<&str> = Some("the rows and the keys both have a size that is not known");
     let unknown = |axis| matches!(case.lengths.size(axis), Size::Range { .. });
-    let (rows, keys) = (unknown(Axis::Rows), unknown(Axis::Keys));
     let [spelling, _] = case.spellings;
     let whole_copies = spelling.is_interleaved();
     match case.consumer {
-        Consumer::Einsum { .. } if rows && keys => TWO_UNKNOWNS,
         // The group would have to cross another axis, unless that has one element.
         Consumer::Einsum { left, .. } if left == whole_copies && spelling.kv_heads > 1 => match case.lengths {
             Lengths::Decode => None,
@@ -29,12 +26,11 @@ fn expected(case: &Case) -> Option<&'static str> {
             _ => UNKNOWN_COST,
         },
         // The groups would move across the rows.
-        Consumer::Fused if rows => UNKNOWN_COST.filter(|_| whole_copies),
-        Consumer::Matmul { .. } if case.batch > 1 => match (rows && keys, case.lengths) {
-            (true, _) => TWO_UNKNOWNS,
-            (_, Lengths::Decode) => None,
+        Consumer::Fused if unknown(Axis::Rows) => UNKNOWN_COST.filter(|_| whole_copies),
+        Consumer::Matmul { .. } if case.batch > 1 => match case.lengths {
+            Lengths::Decode => None,
             // There is no axis for the groups but the rows, and those would be moved.
-            (_, Lengths::Prefill) => COST.filter(|_| whole_copies && !spelling.name.ends_with("_bshd")),
+            Lengths::Prefill => COST.filter(|_| whole_copies && !spelling.name.ends_with("_bshd")),
             _ => UNKNOWN_COST.filter(|_| whole_copies),
         },
         _ => None,

@@ -123,6 +123,7 @@ fn over(ops: impl AsRef<str>) -> String {
 }
 
 const NO_VIEW: &str = "neither operand is a repeated view";
+const APART: &str = "tells the heads of a group apart";
 const UNREAD: &str = "no matmul reads the repeated value";
 const MIXES: &str = "works along the head or the row axis";
 
@@ -153,8 +154,18 @@ fn repeats_in_another_order_or_of_another_axis() {
     for case in [
         case("tile on the head axis: head h reads h mod 2", over(interleaved), MOVED, &[]),
         case("copies in front of the heads", over(in_front("keys", "k") + &in_front("values", "v")), MOVED, &[]),
-        case("an irregular gather", order("[0, 0, 0, 1, 0, 1, 1, 1]"), Fate::Stays, &[("matmul `out`", NO_VIEW)]),
-        case("copies in unequal numbers", unequal, Fate::Stays, &[("matmul `out`", NO_VIEW)]),
+        case(
+            "an irregular gather",
+            order("[0, 0, 0, 1, 0, 1, 1, 1]"),
+            Fate::Stays,
+            &[("matmul `out`", "gather `k` copies the heads in no regular order")],
+        ),
+        case(
+            "copies in unequal numbers",
+            unequal,
+            Fate::Stays,
+            &[("matmul `out`", "concat `k` copies the heads in no regular order")],
+        ),
         case("a repeat along the keys", along_keys, Fate::Stays, &[("matmul `out`", "not on a batch axis")]),
     ] {
         case.check();
@@ -268,14 +279,14 @@ fn what_differs_from_head_to_head() {
             "a bias per query head on the copies of the keys",
             bias("add(x = r, y = bias)") + SCORES + MASK + SOFTMAX,
             Fate::Folds { moved: false, copies: 1 },
-            &[("scores", NO_VIEW)],
+            &[("scores", APART)],
         )
         .with(", tensor<fp16, [8, 1, 1]> bias"),
         case(
             "a norm's weight per query head on the copies of the keys",
             bias("mul(x = r, y = weight)") + SCORES + MASK + SOFTMAX,
             Fate::Folds { moved: false, copies: 1 },
-            &[("scores", NO_VIEW)],
+            &[("scores", APART)],
         )
         .with(", tensor<fp16, [1, 8, 1, 16]> weight"),
         case("a rotary embedding of the copies", over(turned("angles")), MOVED, &[])
@@ -283,8 +294,8 @@ fn what_differs_from_head_to_head() {
         case(
             "a rotary embedding with angles per query head",
             over(turned("full")),
-            Fate::Folds { moved: false, copies: 2 },
-            &[("scores", NO_VIEW)],
+            Fate::Folds { moved: false, copies: 1 },
+            &[("scores", APART)],
         ),
         case("values repeated, keys whole", over(only_values), FOLDED, &[("scores", "multi-head attention")]),
     ] {

@@ -34,14 +34,29 @@ pub const TRANSPOSE_COST: u32 = 7;
 /// Relative cost of a `reshape` whose shape has to be computed at run time.
 pub const COMPUTED_RESHAPE_COST: u32 = 20;
 
-/// The relative cost of a spelling.
-pub fn cost(steps: &[Step]) -> u32 {
-    let one = |s: &Step| match s {
-        Step::Reshape(shape) if unknowns(shape) > 1 => COMPUTED_RESHAPE_COST,
+/// The relative cost of a spelling of a view of a tensor of shape `from`.
+pub fn cost(from: &[Dim], steps: &[Step]) -> u32 {
+    let before = [from].into_iter().chain(steps.iter().map(Step::shape));
+    let one = |(step, from): (&Step, &[Dim])| match step {
+        Step::Reshape(to) if written_shape(from, to).is_none() => COMPUTED_RESHAPE_COST,
         Step::Reshape(_) => VIEW_COST,
         Step::Transpose(..) => TRANSPOSE_COST,
     };
-    steps.iter().map(one).sum()
+    steps.iter().zip(before).map(one).sum()
+}
+
+/// A shape as a `reshape` of a tensor of shape `from` can have it written out: one size that is not known is −1; where
+/// there are more, those that stay where they are, are 0. `None` when the shape has to be computed.
+pub fn written_shape(from: &[Dim], to: &[Dim]) -> Option<Vec<i64>> {
+    let several = unknowns(to) > 1;
+    let mut open = false;
+    let written = to.iter().enumerate().map(|(i, size)| match size.as_known() {
+        Some(n) => i64::try_from(n).ok(),
+        None if several && from.len() == to.len() && from[i] == *size => Some(0),
+        None if std::mem::replace(&mut open, true) => None,
+        None => Some(-1),
+    });
+    written.collect()
 }
 
 /// Whether a spelling moves no data.
@@ -73,7 +88,7 @@ pub fn spell(from: &[Dim], layout: &Layout, to: &[Dim]) -> Option<Vec<Step>> {
         .into_iter()
         .flatten()
         .filter(|steps| steps.iter().all(|s| s.shape().len() <= MAX_RANK))
-        .min_by_key(|steps| cost(steps))
+        .min_by_key(|steps| cost(from, steps))
 }
 
 /// `transpose` of the source's own axes, then `reshape?`.
@@ -243,6 +258,22 @@ mod tests {
         assert_eq!(steps, [Step::Transpose(vec![0, 2, 1, 3], dims(&[1, 8, 4, 16]))]);
         assert_eq!(spelled(&[1, 8, 4, 16], &[0, 2, 1, 3], &[1, 4, 128], &[1, 8, 4, 16]).len(), 2);
         assert_eq!(spelled(&[4, 8, 16], &[1, 0, 2], &[8, 4, 16], &[4, 128]).len(), 2);
+    }
+
+    #[test]
+    fn sizes_that_stay_where_they_are_need_not_be_computed() {
+        let f = crate::text::parse("program(1) { func main<CoreML8>(tensor<fp16, [s0, s1]> x) {} -> (x); }").unwrap();
+        let [q, n] = &f.main().unwrap().tensor(ValueId::new(0)).unwrap().shape[..] else { unreachable!() };
+        let [two, four, eight] = [2, 4, 8].map(Dim::known);
+        let rows = four.checked_mul(q).unwrap();
+        let from = [two.clone(), two.clone(), rows, n.clone()];
+        let to = [two.clone(), eight.clone(), q.clone(), n.clone()];
+        assert_eq!(written_shape(&from, &to), Some(vec![2, 8, -1, 0]));
+        assert_eq!(cost(&from, &[Step::Reshape(to.to_vec())]), VIEW_COST);
+        // At another position, or with another size besides.
+        assert_eq!(written_shape(&from, &[n.clone(), eight.clone(), q.clone(), two.clone()]), None);
+        assert_eq!(written_shape(&from[1..], &to), None);
+        assert_eq!(written_shape(&from, &[two, eight, n.clone()]), Some(vec![2, 8, -1]));
     }
 
     #[test]

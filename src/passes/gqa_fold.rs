@@ -26,7 +26,7 @@
 //! * **batch axes**: `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, for batch 1; interleaved heads the other way
 //!   round. Views only, whatever is known of the sizes.
 //!
-//! * One head times copies of others: multiplied once, the product is repeated. A repeat that fills a batch axis in front
+//! * Copies times one head, or times what is copied alike: multiplied once, the product is repeated. A repeat that fills a batch axis in front
 //!   of the heads (beams) goes: the product broadcasts.
 //!
 //! `scaled_dot_product_attention` folds by rows, keys and values together; the two `einsum` equations that MIL knows
@@ -46,6 +46,7 @@ mod einsum;
 mod hazards;
 mod matmul;
 mod pick;
+mod reasons;
 mod regroup;
 mod shared;
 
@@ -98,7 +99,7 @@ impl Pass for GqaFold {
 /// The rule: a consumer at a time.
 struct FoldRule {
     lowering: Lowering,
-    /// Ops from this index on were made by this run: they say nothing about the model.
+    /// Ops from this index on were made by this run: those that read no copies say nothing about the model.
     first_new: usize,
 }
 
@@ -116,8 +117,8 @@ impl Rule for FoldRule {
             _ => before_the_repeat(cx, op),
         };
         answer.map_err(|no| match reads_copies(cx, op) {
-            _ if op.index() >= self.first_new => NoMatch::UNRELATED,
             true => no.keeping(Keeps::Copies),
+            false if op.index() >= self.first_new => NoMatch::UNRELATED,
             false => no,
         })
     }

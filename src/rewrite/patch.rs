@@ -5,7 +5,7 @@ use crate::ir::{
 };
 
 use crate::analysis::liveness::is_written;
-use crate::analysis::spelling::{Step, unknowns};
+use crate::analysis::spelling::{Step, written_shape};
 
 use super::dead::{erase_dead, loss};
 
@@ -157,17 +157,14 @@ impl Patch {
         self.type_of(f, r).map(|t| t.dtype)
     }
 
-    /// Adds a `reshape` of `x`. One size that is not known is spelled −1; where there are more, the shape is computed from
-    /// that of `x`. `None` when a size is not among those of `x`.
+    /// Adds a `reshape` of `x`, by a shape that is written out where it can be and else computed from that of `x`. `None`
+    /// when a size is not among those of `x`.
     pub fn reshape(&mut self, f: &Function, x: impl Into<Ref>, name: &str, shape: &[Dim]) -> Option<Ref> {
         let x = x.into();
         let ty = self.type_of(f, &x)?;
-        let to = if unknowns(shape) > 1 {
-            Input::One(self.computed_shape(&x, &ty, name, shape)?)
-        } else {
-            let sizes: Option<Vec<i64>> =
-                shape.iter().map(|d| d.as_known().map_or(Some(-1), |n| i64::try_from(n).ok())).collect();
-            Input::Const(Literal::ints(&sizes?))
+        let to = match written_shape(&ty.shape, shape) {
+            Some(sizes) => Input::Const(Literal::ints(&sizes)),
+            None => Input::One(self.computed_shape(&x, &ty, name, shape)?),
         };
         let inputs = [("x", Input::One(x)), ("shape", to)];
         Some(self.op("reshape", name, inputs, TensorType::new(ty.dtype, shape.iter().cloned())))

@@ -12,6 +12,7 @@ use crate::opset::views;
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
 
 use super::hazards;
+use super::reasons::unrepeated;
 use super::shared::{Heads, gains, repeated, reps, shared, tensor, tile_before, tile_by};
 
 pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
@@ -20,7 +21,10 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let &[result] = f.op(op).results() else { return Err(NoMatch::UNRELATED) };
     let (query, out) = (tensor(f, attention.query)?, tensor(f, result)?);
     match (repeated(cx, attention.key), repeated(cx, attention.value)) {
-        (false, false) => return Err(NoMatch::because("neither key nor value is a repeated view")),
+        (false, false) => {
+            let reason = "neither key nor value is a repeated view";
+            return Err(unrepeated(cx, &[attention.key, attention.value], reason));
+        }
         (true, true) => {}
         _ => {
             return Err(NoMatch::because("only one of key and value is a repeated view")
@@ -30,8 +34,8 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let Some(axis) = query.rank().checked_sub(3).filter(|_| query.rank() == out.rank()) else {
         return Err(NoMatch::UNRELATED);
     };
-    let key = shared(cx, op, attention.key, axis, false)?;
-    let value = shared(cx, op, attention.value, axis, false)?;
+    let key = shared(cx, op, attention.key, axis, None)?;
+    let value = shared(cx, op, attention.value, axis, None)?;
     if key.heads != value.heads {
         return Err(NoMatch::because("key and value are repeated in different ways")
             .remedy("the attention is spelled with matmul"));
@@ -54,9 +58,7 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
         patch.steps(f, attention.query, &format!("{name}_rows"), &rows.steps).ok_or(NoMatch::UNRELATED)?.into(),
     )];
     for (param, v, shared) in [("key", attention.key, &key), ("value", attention.value, &value)] {
-        let mut shape = tensor(f, v)?.shape.to_vec();
-        shape[axis] = heads.kv_heads.clone();
-        let (at, moved) = shared.operand(f, &mut patch, v, shape)?;
+        let (at, moved) = shared.operand(f, &mut patch, v, &shared.shape)?;
         inputs.push((param, at.into()));
         patch.bytes_added += moved;
         patch.bytes_saved += shared.bytes_saved(f, op, v)?;

@@ -9,7 +9,7 @@
 //! folded shape and follows what they read, into the projection's own reshape.
 //!
 //! Members: elementwise ops, `select`, `cast`, softmax, cumsum and reductions along other axes, `concat`, `split`,
-//! slices and `pad` that leave both axes whole, `expand_dims` / `squeeze` behind them, `fill_like`.
+//! slices, `pad` and `tile` that leave both axes whole, `expand_dims` / `squeeze` behind them, `fill_like`.
 //!
 //! An operand from outside is free when it has extent one on both axes, when its layout only repeats there, when it is a
 //! constant (its declared shape changes, its bytes do not), or when one reshape regroups it.
@@ -41,7 +41,9 @@ pub(super) fn sink(f: &mut Function, is_new: impl Fn(OpId) -> bool, masks: Masks
         let Some(fold) = Fold::undone_by(f, op) else { continue };
         let region = Region::below(f, fold, op, masks);
         done.extend(region.entries.iter().copied());
-        if !region.members.is_empty() && !region.settle(f, op, "sunk", budget, &mut outcome) {
+        if region.members.is_empty() {
+            outcome.decline(region.stuck(f, &is_new).and_then(|no| no.declined(f.describe(op))));
+        } else if !region.settle(f, op, "sunk", budget, &mut outcome) {
             break;
         }
     }
@@ -166,10 +168,12 @@ struct Region {
     exits: Vec<OpId>,
     /// Results of members that are read outside, or returned.
     leaks: Vec<ValueId>,
+    /// `shape` ops that ask for single sizes, and of which value of that head layout; of the folded one otherwise.
+    asked: BTreeMap<OpId, Option<ValueId>>,
     /// Operands from outside that change, by member and operand position.
     outside: BTreeMap<(OpId, usize), Outside>,
-    /// Why ops next to the region are not part of it.
-    borders: Vec<String>,
+    /// Ops next to the region, and why they are not part of it.
+    borders: Vec<(OpId, String)>,
     /// Why some operand cannot follow, and what would let it.
     blocked: Option<(String, &'static str)>,
 }
@@ -183,6 +187,7 @@ impl Region {
             members: vec![],
             exits: vec![],
             leaks: vec![],
+            asked: BTreeMap::new(),
             outside: BTreeMap::new(),
             borders: vec![],
             blocked: None,
@@ -209,6 +214,10 @@ impl Region {
                     region.exits.push(user);
                     continue;
                 }
+                if let Some(of) = region.asks(f, entry, user) {
+                    region.asked.insert(user, of);
+                    continue;
+                }
                 match member(f, &region.fold, user, f.op(entry).block()) {
                     Ok(()) => {
                         region.members.push(user);
@@ -216,7 +225,7 @@ impl Region {
                         work.extend(region.join_entries(f, user));
                     }
                     Err(reason) => {
-                        region.borders.push(format!("{} {reason}", f.describe(user)));
+                        region.borders.push((user, format!("{} {reason}", f.describe(user))));
                         leaks = true;
                     }
                 }
@@ -273,6 +282,21 @@ impl Region {
         self.members.sort_by_key(|op| order.get(op));
         self.look_outside(f);
         self
+    }
+
+    /// Of which value a `shape` op can ask for its sizes when its operand is folded: those of other axes of the folded
+    /// value itself (`None`), those of the two axes of the operand of the product that has them.
+    fn asks(&self, f: &Function, entry: OpId, op: OpId) -> Option<Option<ValueId>> {
+        let axes = sizes_read(f, op)?;
+        if !axes.iter().any(|&a| self.fold.touches(a)) {
+            return Some(None);
+        }
+        let product = f.producer(f.op(entry).value("x")?)?;
+        let operands = f.op(product).operands().iter().filter_map(|o| f.producer(o.as_value()?));
+        let heads = operands.filter_map(|regrouped| f.op(regrouped).value("x").filter(|_| is_reshaping(f, regrouped)));
+        let whole = |v: &ValueId| f.tensor(*v).is_some_and(|t| self.fold.is_head_layout(&t.shape));
+        let all_touch = axes.iter().all(|&a| self.fold.touches(a));
+        heads.into_iter().find(whole).filter(|_| all_touch).map(Some)
     }
 
     /// Further folds whose output a member reads join the region.
@@ -335,8 +359,10 @@ impl Region {
 
     /// Reshapes that go, less those that come.
     fn gain(&self, f: &Function) -> i64 {
-        let read_by_members =
-            |v: ValueId| f.value(v).uses().iter().all(|u| u.op().is_some_and(|user| self.members.contains(&user)));
+        let read_by_members = |v: ValueId| {
+            let inside = |user: OpId| self.members.contains(&user) || self.asked.contains_key(&user);
+            f.value(v).uses().iter().all(|u| u.op().is_some_and(inside))
+        };
         let added: BTreeSet<ValueId> = self
             .outside
             .values()
@@ -366,15 +392,22 @@ impl Region {
     }
 
     fn refusal(&self, f: &Function) -> Option<NoMatch> {
-        let stay = |reason: &str| NoMatch::because(format!("the reshapes stay: {reason}")).keeping(Keeps::Reshapes);
         match &self.blocked {
             Some((reason, remedy)) => Some(stay(reason).remedy(*remedy)),
             None if self.gain(f) > 0 => None,
             None => Some(match self.borders.first() {
-                Some(border) => stay(border).remedy("that op keeps heads and rows apart, or does not read the scores"),
+                Some((_, border)) => stay(border).remedy(BORDER_REMEDY),
                 None => stay("as many would have to be added as would go").remedy("another folded product reads them"),
             }),
         }
+    }
+
+    /// Why a reshape whose first readers are borders stays, if those are ops of the model. A further view becomes one with
+    /// it.
+    fn stuck(&self, f: &Function, is_new: &impl Fn(OpId) -> bool) -> Option<NoMatch> {
+        let is_view = |op: OpId| f.op(op).kind() == "transpose" || is_reshaping(f, op);
+        let (_, border) = self.borders.iter().find(|(op, _)| !is_view(*op) && !is_new(*op))?;
+        Some(stay(border).remedy(BORDER_REMEDY))
     }
 
     /// Moves the region, or says why not; `false` when the budget is spent.
@@ -402,9 +435,14 @@ impl Region {
             let (folded, v) = (t.op(entry).value("x"), t.op(entry).results()[0]);
             let Some(folded) = folded else { continue };
             for u in t.value(v).uses().to_vec() {
-                if u.op().is_some_and(|op| self.members.contains(&op)) {
+                if u.op().is_some_and(|op| self.members.contains(&op) || self.asked.contains_key(&op)) {
                     t.set_use(u, folded)?;
                 }
+            }
+        }
+        for (&op, of) in &self.asked {
+            if let Some(v) = *of {
+                t.set_use(Use::Op { op, operand: 0 }, v)?;
             }
         }
         let mut made: Vec<(&Outside, ValueId)> = Vec::new();
@@ -474,7 +512,8 @@ impl Region {
         let (Some(op), Some(ty)) = (t.producer(v), t.tensor(v)) else { return Ok(()) };
         let name = t.value(v).name().clone();
         let head = self.fold.unfold(&ty.shape).ok_or_else(|| unsized_value(&name))?;
-        let inside = |user: OpId| self.members.contains(&user) || self.exits.contains(&user);
+        let inside =
+            |user: OpId| self.members.contains(&user) || self.exits.contains(&user) || self.asked.contains_key(&user);
         let uses: Vec<Use> =
             t.value(v).uses().iter().copied().filter(|u| u.op().is_none_or(|user| !inside(user))).collect();
         let mut patch = Patch::before(op);
@@ -512,6 +551,12 @@ impl Outside {
     }
 }
 
+const BORDER_REMEDY: &str = "that op keeps heads and rows apart, or does not read the scores";
+
+fn stay(reason: &str) -> NoMatch {
+    NoMatch::because(format!("the reshapes stay: {reason}")).keeping(Keeps::Reshapes)
+}
+
 fn rank(f: &Function, operand: &Operand) -> Option<usize> {
     f.operand_type(operand).as_tensor().map(TensorType::rank)
 }
@@ -522,6 +567,21 @@ fn result_rank(f: &Function, op: OpId) -> Option<usize> {
 
 fn unsized_value(name: &str) -> PatchError {
     PatchError::Stale(format!("a way to compute the shape of `{name}`"))
+}
+
+/// The axes whose sizes are read from a `shape` op, if single sizes are all that is read.
+fn sizes_read(f: &Function, op: OpId) -> Option<Vec<usize>> {
+    let &[sizes] = f.op(op).results() else { return None };
+    let rank = f.op(op).value("x").and_then(|x| f.tensor(x)).map(TensorType::rank)?;
+    if f.op(op).kind() != "shape" || is_returned(f, sizes) {
+        return None;
+    }
+    let read = |user: OpId| match f.op(user).kind().as_str() {
+        "gather" if f.op(user).value("x") == Some(sizes) => f.ints(user, "indices"),
+        _ => None,
+    };
+    let axes: Vec<i64> = f.users(sizes).into_iter().map(read).collect::<Option<Vec<_>>>()?.concat();
+    axes.into_iter().map(|axis| normalise(axis, rank)).collect()
 }
 
 /// Whether an op's result can be had by another `reshape` in its place.
@@ -679,6 +739,12 @@ pub(super) fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Res
             let first = rank.saturating_sub(pad.len() / 2);
             let padded = |a: usize| a >= first && pad.iter().skip(2 * (a - first)).take(2).any(|&n| n != 0);
             if fold.axes().any(padded) {
+                return mixes();
+            }
+        }
+        "tile" => {
+            let reps = views::Tile::of(f, op).and_then(|t| t.reps);
+            if !reps.is_some_and(|reps| fold.axes().all(|a| reps.get(a) == Some(&1))) {
                 return mixes();
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::analysis::layout::{Axis, Digit, Layout, Stride};
 use crate::analysis::liveness::dying_without;
-use crate::analysis::spelling::{self, Order, Step};
+use crate::analysis::spelling::{self, Order, Repeat, Step};
 use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
 use crate::ir::{Dim, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
@@ -130,6 +130,8 @@ pub(super) struct Shared {
     pub(super) source: ValueId,
     /// Its layout as the operand without repeats, in the operand's axes or with the matrices' axes exchanged.
     once: Layout,
+    /// The shape of the operand without repeats, matrices as the operand stores them.
+    pub(super) shape: Vec<Dim>,
     /// Whether the matrices' axes are exchanged.
     pub(super) flipped: bool,
     pub(super) heads: Heads,
@@ -142,8 +144,9 @@ impl Shared {
         f: &Function,
         patch: &mut Patch,
         repeated: ValueId,
-        mut to: Vec<Dim>,
+        to: &[Dim],
     ) -> Result<(Ref, u64), NoMatch> {
+        let mut to = to.to_vec();
         if self.flipped {
             let rank = to.len();
             to.swap(rank - 1, rank - 2);
@@ -160,8 +163,9 @@ impl Shared {
     pub(super) fn bytes_saved(&self, f: &Function, reader: OpId, repeated: ValueId) -> Result<u64, NoMatch> {
         let dying = dying(f, reader, repeated, self.source)?;
         let read = value_bytes(f, repeated);
-        let group = self.heads.group.as_known().unwrap_or(1).max(1);
-        Ok(read - read / group + dying.iter().map(|&op| op_bytes(f, op)).sum::<u64>())
+        let times = Dim::product(&tensor(f, repeated)?.shape).zip(Dim::product(&self.shape));
+        let times = times.and_then(|(all, once)| all.checked_div(&once)?.as_known()).unwrap_or(1).max(1);
+        Ok(read - read / times + dying.iter().map(|&op| op_bytes(f, op)).sum::<u64>())
     }
 }
 
@@ -247,9 +251,15 @@ pub(super) fn tensor(f: &Function, v: ValueId) -> Result<&TensorType, NoMatch> {
     f.tensor(v).ok_or(NoMatch::UNRELATED)
 }
 
-/// The cheapest way to read a repeated operand without its repeats along `axis`. Where `flip` is set, the matrices may
-/// come out transposed.
-pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, flip: bool) -> Result<Shared, NoMatch> {
+/// The cheapest way to read a repeated operand without its repeats along `axis`. Where the reader is a `matmul` by a tensor
+/// of shape `other`, the matrices may come out transposed, and copies that fill a batch axis in front go, too: it broadcasts.
+pub(super) fn shared(
+    cx: &Context<'_>,
+    reader: OpId,
+    v: ValueId,
+    axis: usize,
+    other: Option<&[Dim]>,
+) -> Result<Shared, NoMatch> {
     let f = cx.f;
     let shape: Vec<Dim> = tensor(f, v)?.shape.to_vec();
     let rank = shape.len();
@@ -257,8 +267,15 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
     let mut refusal = NoMatch::because("the repeated operand is no view of a value that holds each head once")
         .remedy("what stands between the repeat and the product treats the heads of a group alike");
     for layout in cx.layouts.of(v).iter().skip(1).filter(|l| l.repeats()) {
-        let Some(repeat) = spelling::take_repeat(layout, axis) else {
-            refusal = why_not_separable(layout, axis, rank);
+        let (mut layout, mut small) = (layout.clone(), shape.clone());
+        for i in (0..axis).filter(|&i| other.is_some_and(|o| o.get(i) == shape.get(i))) {
+            if spelling::repeats_only(&layout.axes[i]) {
+                layout.axes[i].clear();
+                small[i] = Dim::known(1);
+            }
+        }
+        let Some(repeat) = spelling::take_repeat(&layout, axis).or_else(|| not_repeated(&layout)) else {
+            refusal = why_not_separable(&layout, axis, rank);
             continue;
         };
         let (Some(kv_heads), Some(from)) =
@@ -270,14 +287,13 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
             refusal = NoMatch::because("the number of heads is not known").remedy("the heads are of a fixed number");
             continue;
         }
-        let mut small = shape.clone();
         small[axis] = kv_heads.clone();
-        let flipped = flip.then(|| spelling::matrix_transposed(&repeat.once)).flatten().map(|once| {
+        let flipped = other.and_then(|_| spelling::matrix_transposed(&repeat.once)).map(|once| {
             let mut turned = small.clone();
             turned.swap(rank - 1, rank - 2);
             (once, turned, true)
         });
-        let as_is = Some((repeat.once.clone(), small, false));
+        let as_is = Some((repeat.once.clone(), small.clone(), false));
         for (once, to, flipped) in [as_is, flipped].into_iter().flatten() {
             let Some(steps) = spelling::spell(from, &once, &to) else { continue };
             // New ops less those that die; the nearest source wins a tie.
@@ -285,17 +301,22 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
             let old: u32 = dying.iter().map(|&op| op_cost(f, op)).sum();
             // Interleaved heads may have to be moved.
             let order = if repeat.order == Order::Interleaved { spelling::TRANSPOSE_COST } else { 0 };
-            let cost = i64::from(spelling::cost(&steps) + order) - i64::from(old);
+            let cost = i64::from(spelling::cost(from, &steps) + order) - i64::from(old);
             if best.as_ref().is_none_or(|(c, _)| cost < *c) {
                 let (kv_heads, group) = (kv_heads.clone(), repeat.group.clone());
                 let heads = Heads { kv_heads, group, order: repeat.order };
-                best = Some((cost, Shared { source: layout.source, once, flipped, heads }));
+                best = Some((cost, Shared { source: layout.source, once, shape: small.clone(), flipped, heads }));
             }
         }
     }
     let (_, shared) = best.ok_or(refusal)?;
     still_there(f, reader, shared.source)?;
     Ok(shared)
+}
+
+/// A layout without repeats as one that repeats once.
+fn not_repeated(layout: &Layout) -> Option<Repeat> {
+    (!layout.repeats()).then(|| Repeat { once: layout.clone(), group: Dim::known(1), order: Order::Grouped })
 }
 
 fn why_not_separable(layout: &Layout, axis: usize, rank: usize) -> NoMatch {
