@@ -22,12 +22,12 @@
 //! order, and which value holds each head once. Two lowerings:
 //!
 //! * **rows**: `[…, n_kv_heads, group·q_len, k] · […, n_kv_heads, k, n]`; a repeated left operand by `A·B = (Bᵀ·Aᵀ)ᵀ`.
-//!   Taken where it is views only, or moves few bytes.
+//!   Taken where it is views only, or moves few bytes, and one of the lengths is known.
 //! * **batch axes**: `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, for batch 1; interleaved heads the other way
 //!   round. Views only, whatever is known of the sizes.
 //!
-//! * Copies times one head, or times what is copied alike: multiplied once, the product is repeated. A repeat that fills a batch axis in front
-//!   of the heads (beams) goes: the product broadcasts.
+//! * Copies times one head, or times what is copied alike: multiplied once, the product is repeated. A repeat that fills
+//!   a batch axis in front of the heads (beams) goes: the product broadcasts.
 //!
 //! `scaled_dot_product_attention` folds by rows, keys and values together; the two `einsum` equations that MIL knows
 //! move the group into the other operand's own axis. An op between the repeat and its consumer that treats all heads
@@ -45,6 +45,7 @@ mod commute;
 mod einsum;
 mod hazards;
 mod matmul;
+mod member;
 mod pick;
 mod reasons;
 mod regroup;

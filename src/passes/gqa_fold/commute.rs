@@ -10,7 +10,8 @@ use crate::ir::{Dim, Function, Literal, OpId, Operand, TensorType, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, is_returned};
 
-use super::regroup::{ELEMENTWISE, Fold, is_data, member};
+use super::member::{ELEMENTWISE, is_data, member};
+use super::regroup::Fold;
 use super::shared::{Heads, Shared, shared, tensor, tile};
 
 pub(super) fn sink_repeat(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {

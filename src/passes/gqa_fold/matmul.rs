@@ -102,7 +102,9 @@ impl<'c, 'f> Fold<'c, 'f> {
             Lowering::Rows => rows?,
             Lowering::BatchAxes => batch()?,
             Lowering::Auto => match rows {
-                Ok(patch) if patch.bytes_added.saturating_mul(FEW) <= patch.bytes_saved => patch,
+                Ok(patch) if patch.bytes_added.saturating_mul(FEW) <= patch.bytes_saved && !self.has_open_lengths() => {
+                    patch
+                }
                 Ok(patch) => batch().unwrap_or(patch),
                 Err(no) => batch().map_err(|_| no)?,
             },
@@ -116,6 +118,12 @@ impl<'c, 'f> Fold<'c, 'f> {
 
     fn is_known(&self) -> bool {
         [self.repeated, self.other, self.result].iter().all(|&v| known(self.cx.f, v))
+    }
+
+    /// Whether both lengths are unknown. A mask of unknown rows stays among the scores then, and rows would keep them in
+    /// head layout around it.
+    fn has_open_lengths(&self) -> bool {
+        [self.other, self.result].iter().any(|&v| spelling::unknowns(self.shape(v)) > 1)
     }
 
     /// A repeat that fills batch axes in front of the heads (beams) is what `matmul` does by broadcasting.

@@ -4,7 +4,7 @@ use crate::analysis::traffic::batched_operands;
 use crate::ir::{Dim, Function, OpId, ValueId};
 use crate::rewrite::{Context, NoMatch};
 
-use super::regroup::{ELEMENTWISE, is_data};
+use super::member::{ELEMENTWISE, is_data};
 use super::shared::repeated;
 
 /// How many values are looked at.
