@@ -506,6 +506,20 @@ fn copies_times_copies_are_multiplied_once() {
         assert_eq!(operands, [f.input(x), f.input(y)], "{body}\n{}", report.explain());
         assert_eq!(Traffic::of(f).repeats.count, 0);
     }
+    // Of beams.
+    for (copies, shape) in
+        [("tile(x = a, reps = [3, 1, 1, 1])", "[3, 2"), ("tile(x = a, reps = [3, 4, 1, 1])", "[3, 8")]
+    {
+        let body = format!(
+            "tensor<fp16, {shape}, 32, 16]> k = {copies};
+             tensor<fp16, {shape}, 16, 16]> y = matmul(x = k, y = k, transpose_x = true, transpose_y = false);"
+        );
+        let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);
+        let f = main(&after);
+        let matmul = f.all_ops().into_iter().find(|&op| f.op(op).kind() == "matmul").unwrap();
+        let operands = [f.op(matmul).value("x"), f.op(matmul).value("y")];
+        assert_eq!(operands, [f.input("a"); 2], "{body}\n{}", report.explain());
+    }
     // What is repeated in two orders is folded on one side; the other is explained.
     let body = repeat("a", grouped) + &repeat("b", interleaved) + &product("a", "b", 16, small);
     let (after, report) = optimize(&program(signature, &body, "y"), DEFAULT);

@@ -8,7 +8,7 @@ use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
 
 use super::commute::repeat;
 use super::reasons::unrepeated;
-use super::shared::{Shared, Spelled, gains, repeated, shared, tensor};
+use super::shared::{Shared, Spelled, gains, repeated, shared, tensor, tile};
 use super::{Lowering, hazards};
 
 /// Bytes that may move for each byte that is saved before rows give way to batch axes: one in this many.
@@ -83,15 +83,11 @@ impl<'c, 'f> Fold<'c, 'f> {
     }
 
     fn patch(&self, lowering: Lowering) -> Result<Patch, NoMatch> {
-        if self.shared.heads.group.is_one() {
-            return self.broadcast();
-        }
-        if self.shape(self.other)[self.axis].is_one() {
-            return self.multiply_once(None);
-        }
-        let alike = shared(self.cx, self.op, self.other, self.axis, Some(&self.shared.shape)).ok();
-        if let Some(alike) = alike.filter(|other| other.heads == self.shared.heads) {
-            return self.multiply_once(Some(&alike));
+        let alike = shared(self.cx, self.op, self.other, self.axis, Some(self.shape(self.repeated))).ok();
+        let alike = alike.filter(|other| other.heads == self.shared.heads);
+        let one_head = self.shape(self.other)[self.axis].is_one();
+        if alike.is_some() || one_head || self.shared.heads.group.is_one() {
+            return self.multiply_once(alike.as_ref());
         }
         if self.shape(self.other)[self.axis] != self.shape(self.repeated)[self.axis] {
             return Err(NoMatch::because("the operands are not provably of as many heads"));
@@ -126,56 +122,71 @@ impl<'c, 'f> Fold<'c, 'f> {
         [self.other, self.result].iter().any(|&v| spelling::unknowns(self.shape(v)) > 1)
     }
 
-    /// A repeat that fills batch axes in front of the heads (beams) is what `matmul` does by broadcasting.
-    fn broadcast(&self) -> Result<Patch, NoMatch> {
-        let mut patch = Patch::before(self.op);
-        let once = self.one_each(&mut patch, self.repeated, self.repeated_transposed, &self.shared)?;
-        let other = (self.other.into(), self.other_transposed);
-        let operands = if self.right { [other, once] } else { [once, other] };
-        let out = self.matmul(&mut patch, operands, self.shape(self.result));
-        patch.replace(self.result, out);
-        patch.bytes_saved = self.shared.bytes_saved(self.cx.f, self.op, self.repeated)?;
-        if self.is_known() {
-            gains(&patch)?;
-        }
-        patch.form = "the product broadcasts the copies of whole batches".into();
-        Ok(patch)
-    }
-
-    /// Copies times one head, or times what is copied alike: the product of each head once, then copies of the product.
+    /// Copies times one head, or times what is copied alike: the product of each head once, then copies of the product. A
+    /// repeat that fills batch axes in front of the heads (beams) is what `matmul` does by broadcasting.
     fn multiply_once(&self, alike: Option<&Shared>) -> Result<Patch, NoMatch> {
         let f = self.cx.f;
         let heads = &self.shared.heads;
         let mut patch = Patch::before(self.op);
         let once = self.one_each(&mut patch, self.repeated, self.repeated_transposed, &self.shared)?;
-        let other = match alike {
-            Some(shared) => self.one_each(&mut patch, self.other, self.other_transposed, shared)?,
-            None => (self.other.into(), self.other_transposed),
+        let (other, other_shape) = match alike {
+            Some(shared) => (self.one_each(&mut patch, self.other, self.other_transposed, shared)?, &shared.shape[..]),
+            None => ((self.other.into(), self.other_transposed), self.shape(self.other)),
         };
-        let mut out = self.shape(self.result).to_vec();
-        if out[self.axis] != self.shape(self.repeated)[self.axis] {
-            return Err(NoMatch::UNRELATED);
+        let all = self.shape(self.result);
+        let mut out = all.to_vec();
+        for (i, size) in out.iter_mut().enumerate().take(self.axis + 1) {
+            let [a, b] = [&self.shared.shape[i], &other_shape[i]];
+            *size = if a.is_one() { b.clone() } else { a.clone() };
         }
-        out[self.axis] = heads.kv_heads.clone();
         let operands = if self.right { [other, once] } else { [once, other] };
-        let each = self.matmul(&mut patch, operands, &out);
-        let name = f.value(self.result).name().as_str();
-        let copies = repeat(f, &mut patch, each, name, &out, self.axis, heads)
-            .ok_or_else(|| NoMatch::because("copies of the product would have more than five axes"))?;
-        patch.replace(self.result, copies);
-        if !self.is_known() {
-            return Err(NoMatch::because("one head is multiplied by copies of a size that is not known")
-                .remedy("the sizes are fixed"));
+        let mut at = self.matmul(&mut patch, operands, &out);
+        if out[..] != *all {
+            self.check_copies(&mut patch, &out)?;
+            at = self.copied(&mut patch, at, &out)?;
         }
-        let group = heads.group.as_known().unwrap_or(1).max(1);
-        patch.bytes_added += 2 * value_bytes(f, self.result) / group;
+        patch.replace(self.result, at);
         patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
         if let Some(shared) = alike.filter(|_| self.other != self.repeated) {
             patch.bytes_saved += shared.bytes_saved(f, self.op, self.other)?;
         }
-        gains(&patch)?;
-        patch.form = format!("multiplied once, the product repeated: {}", heads.describe());
+        if self.is_known() {
+            gains(&patch)?;
+        }
+        patch.form = match out[..] == *all {
+            true => "the product broadcasts the copies of whole batches".into(),
+            false => format!("multiplied once, the product repeated: {}", heads.describe()),
+        };
         Ok(patch)
+    }
+
+    /// Counts the product of this shape, which is written and read besides its copies.
+    fn check_copies(&self, patch: &mut Patch, once: &[Dim]) -> Result<(), NoMatch> {
+        let unknown = || {
+            NoMatch::because("the product of each head would be copied, and its size is not known")
+                .remedy("the sizes are fixed")
+        };
+        let times = Dim::product(self.shape(self.result)).zip(Dim::product(once));
+        let times = times.and_then(|(all, once)| all.checked_div(&once)?.as_known()).filter(|&n| n > 0);
+        patch.bytes_added +=
+            2 * value_bytes(self.cx.f, self.result) / times.filter(|_| self.is_known()).ok_or_else(unknown)?;
+        Ok(())
+    }
+
+    /// The product of this shape with its heads and batches copied.
+    fn copied(&self, patch: &mut Patch, product: Ref, once: &[Dim]) -> Result<Ref, NoMatch> {
+        let (f, all) = (self.cx.f, self.shape(self.result));
+        let name = f.value(self.result).name().as_str();
+        let mut at = product;
+        if once[self.axis] != all[self.axis] {
+            at = repeat(f, patch, at, name, once, self.axis, &self.shared.heads)
+                .ok_or_else(|| NoMatch::because("copies of the product would have more than five axes"))?;
+        }
+        for i in (0..self.axis).filter(|&i| once[i] != all[i]) {
+            let times = all[i].as_known().ok_or(NoMatch::UNRELATED)?;
+            at = tile(f, patch, at, i, times, &format!("{name}_again")).ok_or(NoMatch::UNRELATED)?;
+        }
+        Ok(at)
     }
 
     /// A repeated operand without its repeats, and whether it is read transposed.
