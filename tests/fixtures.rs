@@ -69,7 +69,7 @@ fn the_default_pipeline_leaves_these_ops() {
     classify main: 2 ops -> 2, 0 copies -> 0
     constexpr_types main: 12 ops -> 12, 0 copies -> 0
     control_flow main: 12 ops -> 12, 0 copies -> 0
-    enumerated main: 42 ops -> 21, 2 copies -> 0, cast 4 -> 0, concat 2 -> 0, equal 2 -> 0, expand_dims 2 -> 0, gather 2 -> 0, real_div 2 -> 0, reshape 6 -> 7, select 2 -> 0, shape 4 -> 0, tile 2 -> 0
+    enumerated main: 42 ops -> 25, 2 copies -> 0, cast 4 -> 0, concat 2 -> 1, equal 2 -> 0, expand_dims 2 -> 0, gather 2 -> 0, real_div 2 -> 0, reshape 6 -> 7, select 2 -> 0, shape 4 -> 1, slice_by_size 0 -> 2, tile 2 -> 0
     exaone4_decode_prefill decode: 175 ops -> 153, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 10, tile 4 -> 0, transpose 9 -> 0
     exaone4_decode_prefill prefill: 176 ops -> 170, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 17, tile 4 -> 0
     exaone4_q1 main: 175 ops -> 153, 4 copies -> 0, expand_dims 9 -> 2, reshape 12 -> 10, tile 4 -> 0, transpose 9 -> 0

@@ -45,10 +45,14 @@ pub fn cost(from: &[Dim], steps: &[Step]) -> u32 {
     steps.iter().zip(before).map(one).sum()
 }
 
-/// A shape as a `reshape` of a tensor of shape `from` can have it written out: one size that is not known is −1; where
-/// there are more, those that stay where they are, are 0. `None` when the shape has to be computed.
+/// A shape as a `reshape` of a tensor of shape `from` has it written out: one size that is not known is −1. Where there are
+/// more, they are computed, and `None` is the answer; those that cannot be are −1 beside zeros for sizes that stay where they
+/// are. coremltools takes such a zero for a size of its own, which does not go with one that is known.
 pub fn written_shape(from: &[Dim], to: &[Dim]) -> Option<Vec<i64>> {
     let several = unknowns(to) > 1;
+    if several && to.iter().all(|size| size.as_known().is_some() || multiple_among(from, size).is_some()) {
+        return None;
+    }
     let mut open = false;
     let written = to.iter().enumerate().map(|(i, size)| match size.as_known() {
         Some(n) => i64::try_from(n).ok(),
@@ -57,6 +61,12 @@ pub fn written_shape(from: &[Dim], to: &[Dim]) -> Option<Vec<i64>> {
         None => Some(-1),
     });
     written.collect()
+}
+
+/// The axis whose unknown size a size is a multiple of, and how many times.
+pub fn multiple_among(from: &[Dim], size: &Dim) -> Option<(usize, u64)> {
+    let unknown = from.iter().enumerate().filter(|(_, d)| d.as_known().is_none());
+    unknown.filter_map(|(i, d)| Some((i, size.checked_div(d)?.as_known()?))).next()
 }
 
 /// Whether a spelling moves no data.
@@ -261,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_stay_where_they_are_need_not_be_computed() {
+    fn sizes_that_cannot_be_computed_are_zeros_where_they_stay() {
         let f = crate::text::parse("program(1) { func main<CoreML8>(tensor<fp16, [s0, s1]> x) {} -> (x); }").unwrap();
         let [q, n] = &f.main().unwrap().tensor(ValueId::new(0)).unwrap().shape[..] else { unreachable!() };
         let [two, four, eight] = [2, 4, 8].map(Dim::known);
@@ -270,7 +280,9 @@ mod tests {
         let to = [two.clone(), eight.clone(), q.clone(), n.clone()];
         assert_eq!(written_shape(&from, &to), Some(vec![2, 8, -1, 0]));
         assert_eq!(cost(&from, &[Step::Reshape(to.to_vec())]), VIEW_COST);
-        // At another position, or with another size besides.
+        // Where they can be, at another position, or with another size besides.
+        assert_eq!(written_shape(&to, &from), None);
+        assert_eq!(cost(&to, &[Step::Reshape(from.to_vec())]), COMPUTED_RESHAPE_COST);
         assert_eq!(written_shape(&from, &[n.clone(), eight.clone(), q.clone(), two.clone()]), None);
         assert_eq!(written_shape(&from[1..], &to), None);
         assert_eq!(written_shape(&from, &[two, eight, n.clone()]), Some(vec![2, 8, -1]));

@@ -5,7 +5,7 @@ use crate::ir::{
 };
 
 use crate::analysis::liveness::is_written;
-use crate::analysis::spelling::{Step, written_shape};
+use crate::analysis::spelling::{Step, multiple_among, written_shape};
 
 use super::dead::{erase_dead, loss};
 
@@ -199,9 +199,7 @@ impl Patch {
     /// One size as a vector, from the axis of `ty` that it is a multiple of; `own` is the shape at run time.
     fn computed_size(&mut self, own: &Ref, ty: &TensorType, name: &str, size: &Dim) -> Option<Ref> {
         let one = TensorType::fixed(DType::I32, &[1]);
-        let (axis, times) = (0..ty.rank())
-            .filter(|&i| ty.shape[i].as_known().is_none())
-            .find_map(|i| Some((i, size.checked_div(&ty.shape[i])?.as_known()?)))?;
+        let (axis, times) = multiple_among(&ty.shape, size)?;
         let inputs = [
             ("x", Input::One(own.clone())),
             ("begin", Input::Const(Literal::ints(&[axis as i64]))),

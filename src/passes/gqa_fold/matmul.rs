@@ -8,7 +8,7 @@ use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
 
 use super::commute::repeat;
 use super::reasons::unrepeated;
-use super::shared::{Shared, Spelled, gains, repeated, shared, tensor, tile};
+use super::shared::{Shared, gains, repeated, shared, tensor, tile};
 use super::{Lowering, hazards};
 
 /// Bytes that may move for each byte that is saved before rows give way to batch axes: one in this many.
@@ -116,8 +116,8 @@ impl<'c, 'f> Fold<'c, 'f> {
         [self.repeated, self.other, self.result].iter().all(|&v| known(self.cx.f, v))
     }
 
-    /// Whether both lengths are unknown. A mask of unknown rows stays among the scores then, and rows would keep them in
-    /// head layout around it.
+    /// Whether both lengths are unknown: reshapes to rows and back need shapes that are computed, and a mask of unknown rows
+    /// keeps them.
     fn has_open_lengths(&self) -> bool {
         [self.other, self.result].iter().any(|&v| spelling::unknowns(self.shape(v)) > 1)
     }
@@ -219,11 +219,6 @@ impl<'c, 'f> Fold<'c, 'f> {
             return Err(NoMatch::because("rows would move data of a size that is not known")
                 .remedy("the lowering is batch axes or the sizes are fixed"));
         }
-        let computed = |from: &[Dim], s: &Spelled| spelling::cost(from, &s.steps) >= spelling::COMPUTED_RESHAPE_COST;
-        if computed(other, &rows) || computed(&back.shape, &back) {
-            return Err(NoMatch::because("the rows and the keys both have a size that is not known")
-                .remedy("the lowering is batch axes or one of the sizes is fixed"));
-        }
 
         let mut patch = Patch::before(self.op);
         let name = f.value(self.result).name().as_str();
@@ -232,7 +227,10 @@ impl<'c, 'f> Fold<'c, 'f> {
         // On the left, the repeated operand's rows become columns.
         let by_row = (self.repeated_transposed == self.right) != self.shared.flipped;
         let product = self.matmul(&mut patch, [(x, false), (columns, by_row)], &back.shape);
-        let out = patch.steps(f, product, name, &back.steps).ok_or(NoMatch::UNRELATED)?;
+        let out = patch.steps(f, product, name, &back.steps).ok_or_else(|| {
+            NoMatch::because("the rows and the keys both have a size that is not known")
+                .remedy("the lowering is batch axes or one of the sizes is fixed")
+        })?;
         patch.replace(self.result, out);
         for (v, spelled) in [(self.other, &rows), (self.result, &back)] {
             patch.bytes_added += if spelling::is_view(&spelled.steps) { 0 } else { 2 * value_bytes(f, v) };
