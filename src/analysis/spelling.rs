@@ -34,39 +34,21 @@ pub const TRANSPOSE_COST: u32 = 7;
 /// Relative cost of a `reshape` whose shape has to be computed at run time.
 pub const COMPUTED_RESHAPE_COST: u32 = 20;
 
-/// The relative cost of a spelling of a view of a tensor of shape `from`.
-pub fn cost(from: &[Dim], steps: &[Step]) -> u32 {
-    let before = [from].into_iter().chain(steps.iter().map(Step::shape));
-    let one = |(step, from): (&Step, &[Dim])| match step {
-        Step::Reshape(to) if written_shape(from, to).is_none() => COMPUTED_RESHAPE_COST,
+/// The relative cost of a spelling.
+pub fn cost(steps: &[Step]) -> u32 {
+    let one = |s: &Step| match s {
+        Step::Reshape(shape) if unknowns(shape) > 1 => COMPUTED_RESHAPE_COST,
         Step::Reshape(_) => VIEW_COST,
         Step::Transpose(..) => TRANSPOSE_COST,
     };
-    steps.iter().zip(before).map(one).sum()
+    steps.iter().map(one).sum()
 }
 
-/// A shape as a `reshape` of a tensor of shape `from` has it written out: one size that is not known is −1. Where there are
-/// more, they are computed, and `None` is the answer; those that cannot be are −1 beside zeros for sizes that stay where they
-/// are. coremltools takes such a zero for a size of its own, which does not go with one that is known.
-pub fn written_shape(from: &[Dim], to: &[Dim]) -> Option<Vec<i64>> {
-    let several = unknowns(to) > 1;
-    if several && to.iter().all(|size| size.as_known().is_some() || multiple_among(from, size).is_some()) {
-        return None;
-    }
-    let mut open = false;
-    let written = to.iter().enumerate().map(|(i, size)| match size.as_known() {
-        Some(n) => i64::try_from(n).ok(),
-        None if several && from.len() == to.len() && from[i] == *size => Some(0),
-        None if std::mem::replace(&mut open, true) => None,
-        None => Some(-1),
-    });
-    written.collect()
-}
-
-/// The axis whose unknown size a size is a multiple of, and how many times.
-pub fn multiple_among(from: &[Dim], size: &Dim) -> Option<(usize, u64)> {
-    let unknown = from.iter().enumerate().filter(|(_, d)| d.as_known().is_none());
-    unknown.filter_map(|(i, d)| Some((i, size.checked_div(d)?.as_known()?))).next()
+/// The axis of unknown size that a size is a multiple or a part of: the axis, by what it is multiplied and divided.
+pub fn share_among(from: &[Dim], size: &Dim) -> Option<(usize, u64, u64)> {
+    let unknown = || from.iter().enumerate().filter(|(_, d)| d.as_known().is_none());
+    let multiple = unknown().find_map(|(i, d)| Some((i, size.checked_div(d)?.as_known()?, 1)));
+    multiple.or_else(|| unknown().find_map(|(i, d)| Some((i, 1, d.checked_div(size)?.as_known()?))))
 }
 
 /// Whether a spelling moves no data.
@@ -98,7 +80,7 @@ pub fn spell(from: &[Dim], layout: &Layout, to: &[Dim]) -> Option<Vec<Step>> {
         .into_iter()
         .flatten()
         .filter(|steps| steps.iter().all(|s| s.shape().len() <= MAX_RANK))
-        .min_by_key(|steps| cost(from, steps))
+        .min_by_key(|steps| cost(steps))
 }
 
 /// `transpose` of the source's own axes, then `reshape?`.
@@ -271,21 +253,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be_computed_are_zeros_where_they_stay() {
+    fn sizes_are_multiples_or_parts_of_others() {
         let f = crate::text::parse("program(1) { func main<CoreML8>(tensor<fp16, [s0, s1]> x) {} -> (x); }").unwrap();
         let [q, n] = &f.main().unwrap().tensor(ValueId::new(0)).unwrap().shape[..] else { unreachable!() };
-        let [two, four, eight] = [2, 4, 8].map(Dim::known);
-        let rows = four.checked_mul(q).unwrap();
-        let from = [two.clone(), two.clone(), rows, n.clone()];
-        let to = [two.clone(), eight.clone(), q.clone(), n.clone()];
-        assert_eq!(written_shape(&from, &to), Some(vec![2, 8, -1, 0]));
-        assert_eq!(cost(&from, &[Step::Reshape(to.to_vec())]), VIEW_COST);
-        // Where they can be, at another position, or with another size besides.
-        assert_eq!(written_shape(&to, &from), None);
-        assert_eq!(cost(&to, &[Step::Reshape(from.to_vec())]), COMPUTED_RESHAPE_COST);
-        assert_eq!(written_shape(&from, &[n.clone(), eight.clone(), q.clone(), two.clone()]), None);
-        assert_eq!(written_shape(&from[1..], &to), None);
-        assert_eq!(written_shape(&from, &[two, eight, n.clone()]), Some(vec![2, 8, -1]));
+        let rows = Dim::known(4).checked_mul(q).unwrap();
+        assert_eq!(share_among(&[n.clone(), q.clone()], &rows), Some((1, 4, 1)));
+        assert_eq!(share_among(&[n.clone(), rows], q), Some((1, 1, 4)));
+        assert_eq!(share_among(&[n.clone(), Dim::known(4)], q), None);
     }
 
     #[test]

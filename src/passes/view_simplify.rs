@@ -66,7 +66,7 @@ impl Rule for ViewSimplify {
                 continue;
             }
             let old: u32 = dying.iter().map(|&op| op_cost(f, op)).sum();
-            let new = spelling::cost(&from.shape, &steps);
+            let new = spelling::cost(&steps);
             if new < old && best.as_ref().is_none_or(|(gain, ..)| old - new > *gain) {
                 best = Some((old - new, root, steps));
             }

@@ -5,7 +5,7 @@ use crate::ir::{
 };
 
 use crate::analysis::liveness::is_written;
-use crate::analysis::spelling::{Step, multiple_among, written_shape};
+use crate::analysis::spelling::{Step, share_among, unknowns};
 
 use super::dead::{erase_dead, loss};
 
@@ -157,20 +157,23 @@ impl Patch {
         self.type_of(f, r).map(|t| t.dtype)
     }
 
-    /// Adds a `reshape` of `x`, by a shape that is written out where it can be and else computed from that of `x`. `None`
-    /// when a size is not among those of `x`.
+    /// Adds a `reshape` of `x`. One size that is not known is spelled −1; where there are more, the shape is computed from
+    /// that of `x`. `None` when a size does not follow from those of `x`.
     pub fn reshape(&mut self, f: &Function, x: impl Into<Ref>, name: &str, shape: &[Dim]) -> Option<Ref> {
         let x = x.into();
         let ty = self.type_of(f, &x)?;
-        let to = match written_shape(&ty.shape, shape) {
-            Some(sizes) => Input::Const(Literal::ints(&sizes)),
-            None => Input::One(self.computed_shape(&x, &ty, name, shape)?),
+        let to = if unknowns(shape) > 1 {
+            Input::One(self.computed_shape(&x, &ty, name, shape)?)
+        } else {
+            let sizes: Option<Vec<i64>> =
+                shape.iter().map(|d| d.as_known().map_or(Some(-1), |n| i64::try_from(n).ok())).collect();
+            Input::Const(Literal::ints(&sizes?))
         };
         let inputs = [("x", Input::One(x)), ("shape", to)];
         Some(self.op("reshape", name, inputs, TensorType::new(ty.dtype, shape.iter().cloned())))
     }
 
-    /// Adds ops that compute a shape from that of `x`. `None` when an unknown size is not a multiple of one of `x`.
+    /// Adds ops that compute a shape from that of `x`. `None` when an unknown size is no multiple or part of one of `x`.
     pub fn shape_from(&mut self, f: &Function, x: impl Into<Ref>, name: &str, shape: &[Dim]) -> Option<Ref> {
         let x = x.into();
         let ty = self.type_of(f, &x)?;
@@ -196,21 +199,23 @@ impl Patch {
         Some(self.op("concat", format!("{name}_shape"), inputs, vector(shape.len() as u64)))
     }
 
-    /// One size as a vector, from the axis of `ty` that it is a multiple of; `own` is the shape at run time.
+    /// One size as a vector, from the axis of `ty` that it is a multiple or a part of; `own` is the shape at run time.
     fn computed_size(&mut self, own: &Ref, ty: &TensorType, name: &str, size: &Dim) -> Option<Ref> {
         let one = TensorType::fixed(DType::I32, &[1]);
-        let (axis, times) = multiple_among(&ty.shape, size)?;
+        let (axis, times, over) = share_among(&ty.shape, size)?;
         let inputs = [
             ("x", Input::One(own.clone())),
             ("begin", Input::Const(Literal::ints(&[axis as i64]))),
             ("size", Input::Const(Literal::ints(&[1]))),
         ];
         let at = self.op("slice_by_size", format!("{name}_size"), inputs, one.clone());
-        if times == 1 {
-            return Some(at);
-        }
-        let by = Input::Const(Literal::int(i64::try_from(times).ok()?));
-        Some(self.op("mul", format!("{name}_size"), [("x", at.into()), ("y", by)], one))
+        let (kind, by) = match (times, over) {
+            (1, 1) => return Some(at),
+            (times, 1) => ("mul", times),
+            (_, over) => ("floor_div", over),
+        };
+        let by = Input::Const(Literal::int(i64::try_from(by).ok()?));
+        Some(self.op(kind, format!("{name}_size"), [("x", at.into()), ("y", by)], one))
     }
 
     /// Adds a `transpose` of `x`.

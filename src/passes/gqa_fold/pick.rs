@@ -17,10 +17,7 @@ pub(super) fn pick(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let x = f.op(op).value("x").ok_or(NoMatch::UNRELATED)?;
     let repeated = cx.layouts.of(x);
     let picks = repeated.iter().filter(|l| l.repeats()).filter_map(|l| Some((l.source, picks(cx, op, l.source)?)));
-    let cost = |(source, picks): &(ValueId, Vec<Pick>)| {
-        let one = |p: &Pick| Some(spelling::cost(&Pick::shape(&f.tensor(*source)?.shape, p.axis, p.len), &p.steps));
-        picks.iter().filter_map(one).sum::<u32>()
-    };
+    let cost = |(_, picks): &(ValueId, Vec<Pick>)| picks.iter().map(|p| spelling::cost(&p.steps)).sum::<u32>();
     let (source, picks) = picks.min_by_key(cost).ok_or(NoMatch::UNRELATED)?;
     still_there(f, op, source)?;
     let dying = dying(f, op, x, source)?;

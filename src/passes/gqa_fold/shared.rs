@@ -301,7 +301,7 @@ pub(super) fn shared(
             let old: u32 = dying.iter().map(|&op| op_cost(f, op)).sum();
             // Interleaved heads may have to be moved.
             let order = if repeat.order == Order::Interleaved { spelling::TRANSPOSE_COST } else { 0 };
-            let cost = i64::from(spelling::cost(from, &steps) + order) - i64::from(old);
+            let cost = i64::from(spelling::cost(&steps) + order) - i64::from(old);
             if best.as_ref().is_none_or(|(c, _)| cost < *c) {
                 let (kv_heads, group) = (kv_heads.clone(), repeat.group.clone());
                 let heads = Heads { kv_heads, group, order: repeat.order };
