@@ -6,14 +6,13 @@
 //! at is followed through slices to a region as well. Positions that only running the program tells are polynomials over
 //! the elements of inputs, so that the boxes of two layers, or of `[p, p+1)` and `[p+1, p+2)`, are provably apart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use petgraph::graph::{DiGraph, NodeIndex};
 
 use crate::ir::{Dim, Function, OpId, Use, ValueId};
 use crate::opset::views;
 
-use super::liveness::is_written;
 use super::values::{Poly, Values};
 
 /// What is taken of one axis: `extent` indices from `begin` on.
@@ -458,7 +457,7 @@ fn unit() -> Option<Span> {
 pub struct Breach {
     /// The rule.
     pub rule: EmissionRule,
-    /// The write, or the producer of the output.
+    /// The write.
     pub op: OpId,
 }
 
@@ -489,7 +488,7 @@ impl Breach {
                 format!("{op}: the read that its slice_update takes the rest from has other readers")
             }
             EmissionRule::WrittenOnce => format!("{op}: something else reads what it writes"),
-            EmissionRule::NotReturned => format!("{op}: what it computes is returned and written to a state"),
+            EmissionRule::NotReturned => format!("{op}: what it writes, or something it is computed from, is an output"),
         }
     }
 }
@@ -503,6 +502,7 @@ pub fn breaches(f: &Function) -> Vec<Breach> {
             let Access::Write { op, data, update, .. } = access else { continue };
             let mut breach = |rule, broken: bool| found.extend(broken.then_some(Breach { rule, op: *op }));
             breach(EmissionRule::WrittenOnce, f.value(*data).uses().len() > 1);
+            breach(EmissionRule::NotReturned, leads_from_output(f, *data));
             let updates = f.producer(*data).is_some_and(|p| f.op(p).kind() == "slice_update");
             if !updates {
                 continue;
@@ -513,9 +513,21 @@ pub fn breaches(f: &Function) -> Vec<Breach> {
             breach(EmissionRule::SoleReader, update.as_ref().is_some_and(|u| !sole(u)));
         }
     }
-    let outputs = f.outputs().iter().filter(|&&v| is_written(f, v));
-    found.extend(outputs.filter_map(|&v| Some(Breach { rule: EmissionRule::NotReturned, op: f.producer(v)? })));
     found
+}
+
+/// Whether a function returns a value, or something that it is computed from.
+fn leads_from_output(f: &Function, v: ValueId) -> bool {
+    let mut seen = BTreeSet::from([v]);
+    let mut work = vec![v];
+    while let Some(at) = work.pop() {
+        if f.is_output(at) {
+            return true;
+        }
+        let operands = f.producer(at).map(|op| f.op(op).operands()).unwrap_or_default();
+        work.extend(operands.iter().filter_map(|o| o.as_value()).filter(|&x| seen.insert(x)));
+    }
+    false
 }
 
 /// Whether an op of which nothing is known stands between two ops.

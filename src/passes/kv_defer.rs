@@ -1,4 +1,4 @@
-//! `kv-defer`: attention reads the cache as it was, and the new entries from where they come from.
+//! `kv-defer`: let attention read the cache as it was and the new entries from where they come from.
 //!
 //! With: state<tensor<fp16, [2, 8, 4]>> cache, tensor<fp16, [2, 1, 4]> query, tensor<fp16, [2, 1, 4]> entry, tensor<int32, [1]> p, tensor<fp16, [1, 1, 8]> mask
 //!
