@@ -10,7 +10,7 @@ use exaone::Config;
 use milopt::interp::{Interpreter, Mode, Tensor, Values};
 use milopt::ir::{Function, Program};
 use milopt::package::{Overwrite, Package, SaveOptions};
-use milopt::passes::{Pipeline, RunOptions};
+use milopt::passes::{Pipeline, Preset, RunOptions};
 use milopt::verify::{self, Verified};
 
 fn decoder(config: &Config) -> Program {
@@ -31,14 +31,16 @@ fn open(c: &mut Criterion) {
 
 fn passes(c: &mut Criterion) {
     let program = decoder(&Config::exaone_1_2b());
-    let pipeline = Pipeline::default();
-    c.bench_function("passes", |b| {
-        b.iter_batched(
-            || program.clone(),
-            |mut program| pipeline.run(&mut program, &RunOptions::default()).expect("the passes run"),
-            BatchSize::LargeInput,
-        );
-    });
+    for (name, preset) in [("passes", Preset::O1), ("passes O2", Preset::O2), ("passes readonly", Preset::ReadOnly)] {
+        let pipeline = Pipeline::preset(preset);
+        c.bench_function(name, |b| {
+            b.iter_batched(
+                || program.clone(),
+                |mut program| pipeline.run(&mut program, &RunOptions::default()).expect("the passes run"),
+                BatchSize::LargeInput,
+            );
+        });
+    }
 }
 
 fn save(c: &mut Criterion) {

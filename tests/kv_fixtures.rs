@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use milopt::equiv::{self, Exactness};
 use milopt::package::{Package, SaveOptions};
@@ -26,7 +26,7 @@ fn stateful() -> Vec<(PathBuf, Package)> {
     all.filter(|(_, package)| reads(package)).collect()
 }
 
-fn name(path: &PathBuf) -> String {
+fn name(path: &Path) -> String {
     path.file_stem().unwrap().to_str().unwrap().into()
 }
 

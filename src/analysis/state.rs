@@ -488,7 +488,9 @@ impl Breach {
                 format!("{op}: the read that its slice_update takes the rest from has other readers")
             }
             EmissionRule::WrittenOnce => format!("{op}: something else reads what it writes"),
-            EmissionRule::NotReturned => format!("{op}: what it writes, or something it is computed from, is an output"),
+            EmissionRule::NotReturned => {
+                format!("{op}: what it writes, or something it is computed from, is an output")
+            }
         }
     }
 }

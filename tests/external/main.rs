@@ -1,4 +1,5 @@
-//! Opt-in: coremltools' own loader over every fixture and every spelling of repeated heads as the pipeline leaves them.
+//! Opt-in: coremltools' own loader over every fixture and every spelling of repeated heads as the
+//! pipelines leave them.
 //!
 //! ```sh
 //! MILOPT_PYTHON=path/to/python cargo test --test external -- --ignored
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use milopt::package::Package;
-use milopt::passes::{Pipeline, RunOptions};
+use milopt::passes::{Pipeline, Preset, RunOptions};
 use support::matrix::{self, Case};
 use support::save;
 
@@ -25,14 +26,18 @@ fn coremltools_loads_every_optimized_fixture() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models");
     let further = std::env::var_os("MILOPT_PACKAGES").map(PathBuf::from);
     let mut written = Vec::new();
-    for (i, models) in [Some(models), further].into_iter().flatten().enumerate() {
-        let to = dir.path().join(i.to_string());
-        fs::create_dir(&to).unwrap();
-        for path in packages(&models) {
-            let mut package = Package::open(&path).unwrap();
-            optimize(&mut package);
-            written.push(to.join(path.file_name().unwrap()));
-            save(&package, &written[written.len() - 1], &Default::default()).unwrap();
+    let joined = Pipeline::parse("gqa-fold,view-simplify,kv-unify,kv-defer,kv-forward,kv-merge,dce").unwrap();
+    let presets = [Preset::O1, Preset::O2, Preset::ReadOnly].map(Pipeline::preset);
+    for (pipeline, pass) in presets.into_iter().chain([joined]).zip(["O1", "O2", "readonly", "joined"]) {
+        for (i, models) in [Some(&models), further.as_ref()].into_iter().flatten().enumerate() {
+            let to = dir.path().join(format!("{pass}{i}"));
+            fs::create_dir(&to).unwrap();
+            for path in packages(models) {
+                let mut package = Package::open(&path).unwrap();
+                pipeline.run(package.program_mut(), &RunOptions::default()).unwrap();
+                written.push(to.join(path.file_name().unwrap()));
+                save(&package, &written[written.len() - 1], &Default::default()).unwrap();
+            }
         }
     }
     check(&written);
@@ -46,7 +51,7 @@ fn coremltools_loads_every_optimized_spelling() {
     let mut written = Vec::new();
     for case in cases {
         let mut package = Package::new(case.build().program);
-        optimize(&mut package);
+        Pipeline::default().run(package.program_mut(), &RunOptions::default()).unwrap();
         written.push(dir.path().join(case.name).with_extension("mlpackage"));
         save(&package, &written[written.len() - 1], &Default::default()).unwrap();
     }
@@ -68,9 +73,4 @@ fn check(packages: &[PathBuf]) {
 fn packages(dir: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     paths.filter(|path| path.extension().is_some_and(|e| e == "mlpackage")).collect()
-}
-
-/// Runs the default pipeline.
-fn optimize(package: &mut Package) {
-    Pipeline::default().run(package.program_mut(), &RunOptions::default()).unwrap();
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::ir::{DType, Function, Literal, OpId, Operand, TensorType, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Input, Patch, PatchError};
+use crate::rewrite::{Input, Patch, PatchError, Ref, Transaction};
 
 /// What several attentions share.
 #[derive(Debug, Default)]
@@ -18,8 +18,12 @@ pub(super) struct Shared {
 /// `softmax(q·kᵀ / √E + mask)·v`, in 32 bits between the products, as inside of the op.
 pub(super) fn decompose(f: &mut Function, op: OpId, shared: &mut Shared) -> Result<Option<ValueId>, PatchError> {
     let Some(parts) = Parts::of(f, op) else { return Ok(None) };
-    let Some(divisor) = parts.divisor(f, op, shared)? else { return Ok(None) };
-    let Some(mask) = parts.mask(f, op, shared)? else { return Ok(None) };
+    let mask = match &parts.mask {
+        None => None,
+        Some(Operand::Value(v)) => Some(term(f, op, *v, shared)?),
+        Some(Operand::Literal(_)) => return Ok(None),
+    };
+    let divisor = parts.divisor(f, op, shared)?;
     let mut patch = Patch::before(op);
     let name = parts.name.as_str();
     let narrow = |dtype| TensorType::new(dtype, parts.scores.shape.iter().cloned());
@@ -44,8 +48,8 @@ pub(super) fn decompose(f: &mut Function, op: OpId, shared: &mut Shared) -> Resu
         x = cast(&mut patch, x.into(), wide.clone());
     }
     x = patch.op("real_div", format!("{name}_scaled"), [("x", Input::One(x)), ("y", divisor.into())], wide.clone());
-    if let Mask::Some(mask) = mask {
-        x = patch.op("add", format!("{name}_masked"), [("x", Input::One(x)), ("y", mask)], wide.clone());
+    if let Some(mask) = mask {
+        x = patch.op("add", format!("{name}_masked"), [("x", Input::One(x)), ("y", mask.into())], wide.clone());
     }
     x = patch.op(
         "softmax",
@@ -62,11 +66,6 @@ pub(super) fn decompose(f: &mut Function, op: OpId, shared: &mut Shared) -> Resu
     let name = f.value(parts.result).name().clone();
     patch.apply(f)?;
     Ok(f.find_value(&name))
-}
-
-enum Mask {
-    None,
-    Some(Input),
 }
 
 struct Parts {
@@ -97,49 +96,50 @@ impl Parts {
     }
 
     /// The root of `head_dim`, computed once.
-    fn divisor(&self, f: &mut Function, op: OpId, shared: &mut Shared) -> Result<Option<ValueId>, PatchError> {
+    fn divisor(&self, f: &mut Function, op: OpId, shared: &mut Shared) -> Result<ValueId, PatchError> {
         if let Some(&v) = shared.roots.get(&self.head_dim) {
-            return Ok(Some(v));
+            return Ok(v);
         }
-        let mut t = crate::rewrite::Transaction::begin(f);
         let mut patch = Patch::before(op);
-        let ty = TensorType::new(DType::F32, []);
         let size = Input::Const(Literal::floats(DType::F32, &[], &[self.head_dim as f64]));
-        let root = patch.op("sqrt", "sqrt_head_dim", [("x", size)], ty);
-        let v = t.insert(&patch, &root)?;
-        t.commit()?;
+        let root = patch.op("sqrt", "sqrt_head_dim", [("x", size)], TensorType::new(DType::F32, []));
+        let v = add(f, &patch, &root)?;
         shared.roots.insert(self.head_dim, v);
-        Ok(Some(v))
+        Ok(v)
     }
+}
 
-    /// What is added to the scores in 32 bits, once for each mask.
-    fn mask(&self, f: &mut Function, op: OpId, shared: &mut Shared) -> Result<Option<Mask>, PatchError> {
-        let Some(operand) = &self.mask else { return Ok(Some(Mask::None)) };
-        let Some(v) = operand.as_value() else { return Ok(None) };
-        let Some(mut ty) = f.tensor(v).cloned() else { return Ok(None) };
-        if ty.dtype == DType::F32 {
-            return Ok(Some(Mask::Some(v.into())));
-        }
-        if let Some(&made) = shared.masks.get(&v) {
-            return Ok(Some(Mask::Some(made.into())));
-        }
-        let was_bool = ty.dtype == DType::Bool;
-        ty.dtype = DType::F32;
-        let name = format!("{}_term", f.value(v).name());
-        let mut t = crate::rewrite::Transaction::begin(f);
-        let mut patch = Patch::before(op);
-        let constant = |x: f64| Input::Const(Literal::floats(DType::F32, &[], &[x]));
-        let to = Input::Const(Literal::string(ty.dtype.name()));
-        let mut at = patch.op("cast", name.clone(), [("x", Input::One(v.into())), ("dtype", to)], ty.clone());
-        if was_bool {
-            // `select` has the shape of its two values, whatever its condition's.
-            let zeros = patch.op("mul", name.clone(), [("x", Input::One(at)), ("y", constant(0.0))], ty.clone());
-            let inputs = [("cond", v.into()), ("a", zeros.into()), ("b", constant(f64::NEG_INFINITY))];
-            at = patch.op("select", name, inputs, ty);
-        }
-        let made = t.insert(&patch, &at)?;
-        t.commit()?;
-        shared.masks.insert(v, made);
-        Ok(Some(Mask::Some(made.into())))
+/// What a mask adds to the scores in 32 bits, made once for each mask.
+fn term(f: &mut Function, op: OpId, mask: ValueId, shared: &mut Shared) -> Result<ValueId, PatchError> {
+    if let Some(&made) = shared.masks.get(&mask) {
+        return Ok(made);
     }
+    let mut ty = f.tensor(mask).cloned().ok_or_else(|| PatchError::Stale("the type of a mask".into()))?;
+    if ty.dtype == DType::F32 {
+        return Ok(mask);
+    }
+    let was_bool = ty.dtype == DType::Bool;
+    ty.dtype = DType::F32;
+    let name = format!("{}_term", f.value(mask).name());
+    let constant = |x: f64| Input::Const(Literal::floats(DType::F32, &[], &[x]));
+    let mut patch = Patch::before(op);
+    let to = Input::Const(Literal::string(ty.dtype.name()));
+    let mut at = patch.op("cast", name.clone(), [("x", Input::One(mask.into())), ("dtype", to)], ty.clone());
+    if was_bool {
+        // `select` has the shape of its two values, whatever its condition's.
+        let zeros = patch.op("mul", name.clone(), [("x", Input::One(at)), ("y", constant(0.0))], ty.clone());
+        let inputs = [("cond", mask.into()), ("a", zeros.into()), ("b", constant(f64::NEG_INFINITY))];
+        at = patch.op("select", name, inputs, ty);
+    }
+    let made = add(f, &patch, &at)?;
+    shared.masks.insert(mask, made);
+    Ok(made)
+}
+
+/// Adds the ops of a patch.
+fn add(f: &mut Function, patch: &Patch, at: &Ref) -> Result<ValueId, PatchError> {
+    let mut t = Transaction::begin(f);
+    let v = t.insert(patch, at)?;
+    t.commit()?;
+    Ok(v)
 }
