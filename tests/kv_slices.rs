@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
+use milopt::analysis::state::functional;
 use milopt::equiv::{self, Exactness, Options};
 use milopt::ir::Program;
 use milopt::passes::{Pipeline, Report, RunOptions};
@@ -207,7 +208,8 @@ fn scatters() {
         }
     }
     let inputs = "tensor<int32, []> p, tensor<fp16, [2, 4]> new";
-    let update = "tensor<fp16, [2, 8, 4]> all = scatter(data = old, indices = p, updates = new, axis = 1, mode = \"update\");";
+    let update =
+        "tensor<fp16, [2, 8, 4]> all = scatter(data = old, indices = p, updates = new, axis = 1, mode = \"update\");";
     becomes_a_slice(inputs, update, 0..8, &["scatter"]);
 }
 
@@ -285,7 +287,8 @@ fn what_the_caller_says_is_not_proved() {
     let cond = "tensor<bool, [8, 1]> c = cast(x = m, dtype = \"bool\");
         tensor<fp16, [2, 8, 4]> all = select(cond = c, a = row, b = old);";
     stays(&format!("{cache}, tensor<int32, [8, 1]> m"), cond, "all", reason);
-    let index = "tensor<fp16, [2, 8, 4]> all = scatter(data = old, indices = m, updates = new, axis = 1, mode = \"update\");";
+    let index =
+        "tensor<fp16, [2, 8, 4]> all = scatter(data = old, indices = m, updates = new, axis = 1, mode = \"update\");";
     let inputs = "tensor<fp16, [2, 8, 4]> old, tensor<fp16, [2, 3, 4]> new, tensor<int32, [3]> m";
     stays(inputs, index, "all", reason);
 }
@@ -295,8 +298,15 @@ fn what_is_no_update_of_rows_stays() {
     let inputs = format!("tensor<fp16, [2, 8, 4]> old, {ROW}, tensor<fp32, [1]> x");
     let selected = "tensor<fp16, [2, 8, 4]> all = select(cond = column, a = row, b = old);";
     // A position that is no integer.
-    stays(&inputs, &(HERE.replace("y = p", "y = x").replace("tensor<int32, [8]> rows = range_1d(start = 0, end = 8, step = 1)",
-        "tensor<fp32, [8]> rows = range_1d(start = fp32(0.0), end = fp32(8.0), step = fp32(1.0))") + selected), "all", "not provable");
+    stays(
+        &inputs,
+        &(HERE.replace("y = p", "y = x").replace(
+            "tensor<int32, [8]> rows = range_1d(start = 0, end = 8, step = 1)",
+            "tensor<fp32, [8]> rows = range_1d(start = fp32(0.0), end = fp32(8.0), step = fp32(1.0))",
+        ) + selected),
+        "all",
+        "not provable",
+    );
     // Rows behind the position, too.
     stays(&inputs, &(HERE.replace("equal", "greater_equal") + selected), "all", "not provable");
     // Every second row.
@@ -307,7 +317,8 @@ fn what_is_no_update_of_rows_stays() {
     // Outside.
     stays(&inputs, &(HERE.replace("y = p", "y = [8]") + selected), "all", "outside of the cache");
     // Added to what is there.
-    let add = "tensor<fp16, [2, 8, 4]> all = scatter(data = old, indices = p, updates = row, axis = 1, mode = \"add\");";
+    let add =
+        "tensor<fp16, [2, 8, 4]> all = scatter(data = old, indices = p, updates = row, axis = 1, mode = \"add\");";
     stays(&inputs, add, "all", "does not replace");
     // Cleared at one position, added at the next.
     let shifted = format!(
@@ -399,13 +410,15 @@ fn updates_at_one_position_share_its_bounds() {
     assert_eq!(["slice_update", "concat", "add"].map(|kind| count(&after, kind)), [2, 2, 1]);
 }
 
-/// Attention over caches that are blended and overwritten as a whole, as exporters without `slice_update` do.
+/// Attention over caches that are blended and overwritten as a whole, as exporters without `slice_update` do. The mask is
+/// finite: a row that is masked by infinities everywhere would make what is blended into the next layer's cache so.
 fn blended_decoder(layers: usize, blend: usize, early: bool) -> Program {
     let cache = "tensor<fp16, [2, 8, 4]>";
     let mut signature = "tensor<int32, [1]> p, tensor<fp16, [2, 1, 4]> x, tensor<fp16, [1, 1, 8]> mask".to_string();
     let mut body = format!(
         "{HERE} tensor<fp16, [8, 1]> m = cast(x = column, dtype = \"fp16\");
          tensor<fp16, [8, 1]> n = sub(x = fp16(1.0), y = m);
+         tensor<fp16, [1, 1, 8]> finite = maximum(x = mask, y = fp16(-1e4));
          tensor<fp16, [2, 1, 4]> h0 = identity(x = x);\n"
     );
     let mut late = String::new();
@@ -433,7 +446,7 @@ fn blended_decoder(layers: usize, blend: usize, early: bool) -> Program {
         }
         body += &format!(
             "tensor<fp16, [2, 1, 8]> s{l} = matmul(x = h{l}, y = k{l}_all, transpose_x = false, transpose_y = true);
-             tensor<fp16, [2, 1, 8]> a{l} = add(x = s{l}, y = mask);
+             tensor<fp16, [2, 1, 8]> a{l} = add(x = s{l}, y = finite);
              tensor<fp16, [2, 1, 8]> w{l} = softmax(x = a{l}, axis = -1);
              tensor<fp16, [2, 1, 4]> h{} = matmul(x = w{l}, y = v{l}_all, transpose_x = false, transpose_y = false);\n",
             l + 1
@@ -457,4 +470,80 @@ proptest! {
             prop_assert_eq!(count(&after, kind), 0);
         }
     }
+}
+
+/// The caches that a function passes through, as `input output kind`.
+fn passed_through(p: &Program) -> Vec<String> {
+    let name = |v| main(p).value(v).name();
+    let caches = functional(main(p)).into_iter();
+    caches.map(|c| format!("{} {} {}", name(c.input), name(c.output), c.kind)).collect()
+}
+
+#[test]
+fn caches_that_are_inputs_and_outputs_are_recognised() {
+    let cache = "tensor<fp16, [2, 8, 4]>";
+    let signature = format!("{cache} old, {ROW}, tensor<fp16, [8, 1]> m");
+    for (update, kind) in [
+        (
+            format!("{cache} all = slice_update(x = old, update = row, begin = [0, 2, 0], end = [2, 3, 4]);"),
+            "slice_update",
+        ),
+        (
+            format!("{cache} all = scatter(data = old, indices = p, updates = row, axis = 1, mode = \"update\");"),
+            "scatter",
+        ),
+        (format!("{HERE} {cache} all = select(cond = column, a = row, b = old);"), "blend"),
+        (
+            format!(
+                "tensor<fp16, [8, 1]> n = sub(x = fp16(1.0), y = m);
+                 {cache} kept = mul(x = old, y = n);
+                 {cache} added = mul(x = row, y = m);
+                 {cache} all = add(x = kept, y = added);"
+            ),
+            "blend",
+        ),
+        ("tensor<fp16, [2, 9, 4]> all = concat(values = (old, row), axis = 1, interleave = false);".into(), "concat"),
+        (
+            format!(
+                "tensor<fp16, [2, 7, 4]> later = slice_by_index(x = old, begin = [0, 1, 0], end = [2, 8, 4]);
+                 {cache} all = concat(values = (later, row), axis = 1, interleave = false);"
+            ),
+            "concat and slice",
+        ),
+        (
+            format!(
+                "tensor<fp16, [2, 9, 4]> long = concat(values = (old, row), axis = 1, interleave = false);
+                 {cache} all = slice_by_index(x = long, begin = [0, 1, 0], end = [2, 9, 4]);"
+            ),
+            "concat and slice",
+        ),
+    ] {
+        let before = program(&signature, &update, "all");
+        assert_eq!(passed_through(&before), [format!("old all {kind}")]);
+        let report =
+            Pipeline::parse("kv-defer,kv-merge").unwrap().run(&mut before.clone(), &RunOptions::default()).unwrap();
+        let reasons = report.explain();
+        let reason = format!("the cache `old` is an input and an output ({kind}), not a state");
+        assert_eq!(reasons.matches(&reason).count(), 2, "{reasons}");
+    }
+}
+
+#[test]
+fn what_is_no_cache_is_not_taken_for_one() {
+    let cache = "tensor<fp16, [2, 8, 4]>";
+    for body in [
+        format!("{cache} all = add(x = old, y = row);"),
+        format!("{cache} all = mul(x = old, y = row);"),
+        format!("{cache} all = relu(x = old);"),
+        format!("{cache} all = identity(x = old);"),
+        format!(
+            "{cache} half = mul(x = old, y = fp16(0.5)); {cache} more = mul(x = row, y = old); {cache} all = add(x = half, y = more);"
+        ),
+    ] {
+        assert_eq!(passed_through(&program(&format!("{cache} old, {ROW}"), &body, "all")), [] as [String; 0], "{body}");
+    }
+    // A state is none.
+    let body = format!("{cache} old = read_state(input = cache); {cache} all = select(cond = c, a = row, b = old);");
+    let signature = format!("{ROW}, tensor<bool, [8, 1]> c, state<{cache}> cache");
+    assert_eq!(passed_through(&program(&signature, &body, "all")), [] as [String; 0]);
 }

@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{Failure, Opening, with_causes};
+use crate::analysis::state::{FunctionalCache, functional};
 use crate::analysis::traffic::DISCLAIMER;
 use crate::ir::{ArrayFeature, Flexibility, Function, Program, ValueId};
 use crate::passes::{Census, Pipeline, PipelineError, RunOptions, bytes};
@@ -42,8 +43,17 @@ struct FunctionView {
     inputs: Vec<FeatureView>,
     outputs: Vec<FeatureView>,
     states: Vec<FeatureView>,
+    /// Caches that are inputs and outputs instead of states.
+    passed_through: Vec<CacheView>,
     #[serde(flatten)]
     census: Census,
+}
+
+#[derive(Serialize)]
+struct CacheView {
+    input: String,
+    output: String,
+    by: String,
 }
 
 #[derive(Serialize)]
@@ -127,6 +137,7 @@ impl FunctionView {
             inputs: views(&inputs),
             outputs: views(f.outputs()),
             states: views(&states),
+            passed_through: functional(f).into_iter().map(|cache| CacheView::of(f, cache)).collect(),
             census: Census::of(&resolved),
         }
     }
@@ -136,6 +147,10 @@ impl FunctionView {
             for feature in features {
                 writeln!(out, "  {what:6}  {feature}")?;
             }
+        }
+        if !self.passed_through.is_empty() {
+            let caches = self.passed_through.iter().map(|c| format!("{} → {} ({})", c.input, c.output, c.by));
+            writeln!(out, "  caches passed through: {}", caches.collect::<Vec<_>>().join(", "))?;
         }
         let (census, traffic) = (&self.census, &self.census.traffic);
         writeln!(out, "  {} ops, {} constants of {}", census.ops, census.constants, bytes(traffic.constants))?;
@@ -165,6 +180,13 @@ impl FunctionView {
             bytes(repeats.written),
             bytes(repeats.read)
         )
+    }
+}
+
+impl CacheView {
+    fn of(f: &Function, cache: FunctionalCache) -> CacheView {
+        let name = |v: ValueId| f.value(v).name().to_string();
+        CacheView { input: name(cache.input), output: name(cache.output), by: cache.kind.to_string() }
     }
 }
 

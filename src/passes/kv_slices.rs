@@ -96,7 +96,10 @@ impl Pass for KvSlices {
 fn next(f: &Function, done: &mut BTreeSet<OpId>, outcome: &mut Outcome) -> Option<(Found, Option<Written>)> {
     let cx = Context::new(f);
     let states = States::of(f);
-    for op in f.all_ops().into_iter().filter(|&op| done.insert(op)).collect::<Vec<_>>() {
+    for op in f.all_ops() {
+        if !done.insert(op) {
+            continue;
+        }
         let answer = forms::find(&cx, op).and_then(|found| {
             editable(f, &found)?;
             let written = emit::written(f, &states, &found).map_err(|no| no.keeping(Keeps::StateOps))?;

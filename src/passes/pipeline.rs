@@ -7,8 +7,8 @@ use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
 use super::{
-    Census, Dce, Exactness, FunctionReport, GqaFold, KvDefer, KvForward, KvMerge, KvReadonly, KvSlices, KvUnify, Lowering, Masks,
-    PassReport, Report, ViewSimplify,
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvDefer, KvForward, KvMerge, KvReadonly, KvSlices, KvUnify,
+    Lowering, Masks, PassReport, Report, ViewSimplify,
 };
 
 /// A transformation of one function.
@@ -334,8 +334,7 @@ pub enum Preset {
 /// The passes of [`Preset::O2`].
 const O2: &[&str] = &["gqa-fold", "view-simplify", "kv-defer", "kv-forward", "kv-merge", "dce"];
 /// The passes of [`Preset::ReadOnly`].
-const READ_ONLY: &[&str] =
-    &["gqa-fold", "view-simplify", "kv-defer", "kv-forward", "kv-merge", "kv-readonly", "dce"];
+const READ_ONLY: &[&str] = &["gqa-fold", "view-simplify", "kv-defer", "kv-forward", "kv-merge", "kv-readonly", "dce"];
 
 impl Preset {
     /// Its passes, in order.

@@ -54,9 +54,12 @@ pub(super) fn written(f: &Function, states: &States, found: &Found) -> Result<Op
     let between = |op: OpId| f.comes_before(found.op, op) && f.comes_before(op, write);
     // The read of an update of everything goes with it.
     let goes = |op: OpId| whole.is_some_and(|u| u.read == op) && f.users(f.op(op).results()[0]).len() == 1;
-    let in_the_way = chain.accesses.iter().map(Access::op).find(|&op| between(op) && !goes(op)).or_else(|| {
-        f.ops(f.body()).find(|&op| between(op) && effect_of(f, op).is_unknown())
-    });
+    let in_the_way = chain
+        .accesses
+        .iter()
+        .map(Access::op)
+        .find(|&op| between(op) && !goes(op))
+        .or_else(|| f.ops(f.body()).find(|&op| between(op) && effect_of(f, op).is_unknown()));
     match in_the_way.filter(|_| moves) {
         Some(op) => Err(NoMatch::because(format!("{} stands between the update and its write", f.describe(op)))
             .remedy("the updated cache is written before it is read again")),
@@ -354,12 +357,14 @@ fn among(
     let ty = f.tensor(v)?.clone();
     let mut whole = vec![Dim::known(1); rank.checked_sub(ty.rank())?];
     whole.extend(ty.shape.iter().cloned());
-    let full = if whole.len() == ty.rank() { Ref::Value(v) } else { patch.reshape(f, v, &format!("{name}_all"), &whole)? };
+    let full =
+        if whole.len() == ty.rank() { Ref::Value(v) } else { patch.reshape(f, v, &format!("{name}_all"), &whole)? };
     whole[axis] = shape[axis].clone();
     let taken = TensorType::new(ty.dtype, whole);
     let begin = bounds.iter().find(|(p, _)| p == "begin")?.1.clone();
     // Bounds of other axes are open.
-    let size: Vec<i64> = taken.shape.iter().map(|d| d.as_known().map_or(Some(-1), |n| i64::try_from(n).ok())).collect::<Option<_>>()?;
+    let size: Vec<i64> =
+        taken.shape.iter().map(|d| d.as_known().map_or(Some(-1), |n| i64::try_from(n).ok())).collect::<Option<_>>()?;
     let inputs = [("x", Input::One(full)), ("begin", begin), ("size", Input::Const(Literal::ints(&size)))];
     let rows = patch.op("slice_by_size", format!("{name}_rows"), inputs, taken.clone());
     match *taken.shape == *shape {

@@ -40,7 +40,10 @@ pub(super) enum Place {
     BoxOf(OpId),
 }
 
-const SIGNS: &str = "minus zero becomes zero no more, and old content that is not finite is overwritten (A12)";
+/// Bytes of the largest constant of element numbers that is read.
+const MAX_NUMBERS: u64 = 1 << 24;
+
+const SIGNS: &str = "the sign of zero and what is not finite are kept as they are, which arithmetic does not (A12)";
 
 /// The update that an op is; `Err` with a reason when it writes a cache in a way that is not provable.
 pub(super) fn find(cx: &Context<'_>, op: OpId) -> Result<Found, NoMatch> {
@@ -89,8 +92,8 @@ fn updates(f: &Function, old: ValueId, result: ValueId) -> bool {
 /// The parameter through which an op shows what it is given, in part or in another order.
 fn shown(f: &Function, op: OpId) -> Option<ValueId> {
     match &**f.op(op).kind() {
-        "identity" | "cast" | "reshape" | "expand_dims" | "squeeze" | "transpose" | "slice_by_index" | "slice_by_size"
-        | "split" | "slice_update" => f.op(op).value("x"),
+        "identity" | "cast" | "reshape" | "expand_dims" | "squeeze" | "transpose" | "slice_by_index"
+        | "slice_by_size" | "split" | "slice_update" => f.op(op).value("x"),
         "gather" => f.op(op).value("x").filter(|_| f.ints(op, "indices").is_some()),
         "scatter" | "scatter_nd" | "scatter_along_axis" => f.op(op).value("data"),
         _ => None,
@@ -212,7 +215,8 @@ fn blended(
         let rank = f.tensor(product.x).map_or(0, |t| t.rank());
         let at = hot(cx, &matrix).filter(|h| h.inside).ok_or_else(|| unknown_rows(f, &matrix))?;
         let (rows, columns) = if product.transpose_x { (1, 2) } else { (2, 1) };
-        let single = || rank.checked_sub(columns).and_then(|i| f.tensor(product.x)?.shape.get(i)?.as_known()) == Some(1);
+        let single =
+            || rank.checked_sub(columns).and_then(|i| f.tensor(product.x)?.shape.get(i)?.as_known()) == Some(1);
         let is_matrix = at.axis + rows == rank && at.across.map_or_else(single, |a| a + columns == rank);
         let axis = f.tensor(out).and_then(|t| t.rank().checked_sub(2));
         let here = axis.map(|axis| Place::Rows { axis, start: at.start, count: at.count });
@@ -220,7 +224,15 @@ fn blended(
             return Err(apart());
         }
         let new = New::Rows(product.y);
-        return Ok(Found { op, result: out, old, new, place: goes, form: "rows by a one-hot matrix", hazard: Some(SIGNS) });
+        return Ok(Found {
+            op,
+            result: out,
+            old,
+            new,
+            place: goes,
+            form: "rows by a one-hot matrix",
+            hazard: Some(SIGNS),
+        });
     }
     let new = factors(f, Some(producer)).into_iter().find_map(|(new, mask)| {
         let at = hot(cx, &mask).filter(|h| h.inside)?;
@@ -285,7 +297,10 @@ fn scatter_along_axis(cx: &Context<'_>, op: OpId) -> Result<Found, NoMatch> {
 /// The operands of a scatter that replaces what is there.
 fn scattered(f: &Function, op: OpId, data: &str) -> Result<(ValueId, ValueId, Operand), NoMatch> {
     let (old, out) = both(f.op(op).value(data), result(f, op))?;
-    if !updates(f, old, out) {
+    // A flattened cache is looked at where it gets its shape back.
+    let is_flat =
+        f.tensor(old).is_some_and(|t| t.rank() == 1) && f.users(out).iter().all(|&u| f.op(u).kind() == "reshape");
+    if !updates(f, old, out) || is_flat && !f.is_output(out) {
         return Err(NoMatch::UNRELATED);
     }
     if f.str(op, "mode").unwrap_or("add") != "update" {
@@ -325,7 +340,8 @@ fn in_rows(
 fn flattened(cx: &Context<'_>, op: OpId) -> Result<Found, NoMatch> {
     let f = cx.f;
     let (flat, out) = both(f.op(op).value("x"), result(f, op))?;
-    let scatter = f.producer(flat).filter(|&p| matches!(&**f.op(p).kind(), "scatter" | "scatter_along_axis" | "scatter_nd"));
+    let scatter =
+        f.producer(flat).filter(|&p| matches!(&**f.op(p).kind(), "scatter" | "scatter_along_axis" | "scatter_nd"));
     let scatter = scatter.ok_or(NoMatch::UNRELATED)?;
     let behind = |name: &str| {
         let v = f.op(scatter).value(name)?;
@@ -333,7 +349,7 @@ fn flattened(cx: &Context<'_>, op: OpId) -> Result<Found, NoMatch> {
         f.op(view).value("x")
     };
     let old = behind("data").filter(|&old| updates(f, old, out)).ok_or(NoMatch::UNRELATED)?;
-    let unknown = || unknown_rows(f, &Operand::Value(flat));
+    let unknown = || f.op(scatter).param("indices").first().map_or(NoMatch::UNRELATED, |i| unknown_rows(f, i));
     if f.str(scatter, "mode") != Some("update") || f.tensor(flat).is_none_or(|t| t.rank() != 1) {
         return Err(unknown());
     }
@@ -354,8 +370,7 @@ fn flattened(cx: &Context<'_>, op: OpId) -> Result<Found, NoMatch> {
 fn counts_elements(cx: &Context<'_>, numbers: &Operand, old: ValueId) -> bool {
     let f = cx.f;
     let shape = |o: &Operand| f.operand_type(o).as_tensor().map(|t| t.shape.clone());
-    let all: Option<Vec<i64>> = f.operand_ints(numbers);
-    let counted = all.is_some_and(|all| all.iter().enumerate().all(|(i, &n)| i as i64 == n));
+    let counted = element_numbers(f, numbers).is_some_and(|all| all.iter().enumerate().all(|(i, &n)| i as i64 == n));
     let viewed = || {
         let layouts = numbers.as_value().map(|v| cx.layouts.of(v));
         layouts.is_some_and(|layouts| {
@@ -369,13 +384,25 @@ fn counts_elements(cx: &Context<'_>, numbers: &Operand, old: ValueId) -> bool {
     shape(numbers).as_deref() == f.tensor(old).map(|t| &t.shape[..]) && (counted || viewed())
 }
 
+/// The elements of a small constant, which may be viewed.
+fn element_numbers(f: &Function, numbers: &Operand) -> Option<Vec<i64>> {
+    let viewed = || {
+        let op = f.producer(numbers.as_value()?).filter(|&p| f.op(p).kind() == "reshape")?;
+        f.operand_ints(f.op(op).param("x").first()?)
+    };
+    f.operand_type(numbers).as_tensor()?.byte_len().filter(|&n| n <= MAX_NUMBERS)?;
+    f.operand_ints(numbers).or_else(viewed)
+}
+
 /// Why rows are not known.
 fn unknown_rows(f: &Function, mask: &Operand) -> NoMatch {
     let from = |v: ValueId| std::iter::successors(Some(v), |&v| seen_through(f, v)).last();
     let source = mask.as_value().and_then(from);
     match source.filter(|&v| f.producer(v).is_none()) {
-        Some(v) => NoMatch::because(format!("what says which rows are written comes from the input `{}`", f.value(v).name()))
-            .remedy("the mask, one-hot or indices are built in the graph from the position"),
+        Some(v) => {
+            NoMatch::because(format!("what says which rows are written comes from the input `{}`", f.value(v).name()))
+                .remedy("the mask, one-hot or indices are built in the graph from the position")
+        }
         None => NoMatch::because("which rows are written is not provable")
             .remedy("they are compared with, or counted from, one position that is an integer"),
     }

@@ -5,7 +5,7 @@
 //! Both are found where they are made and followed through views by their layouts.
 
 use crate::analysis::layout::{Layout, Stride, normalise};
-use crate::ir::{DType, Dim, Function, OpId, Operand, ValueId};
+use crate::ir::{DType, Dim, Function, OpId, Operand, TensorType, ValueId};
 use crate::opset::views;
 use crate::rewrite::Context;
 
@@ -23,11 +23,6 @@ pub(super) struct Start {
 impl Start {
     fn shifted(self, by: i64) -> Option<Start> {
         Some(Start { plus: self.plus.checked_add(by)?, ..self })
-    }
-
-    /// The distance to another position, where it is known.
-    pub(super) fn distance(self, to: Start) -> Option<i64> {
-        (self.at == to.at).then(|| to.plus.checked_sub(self.plus))?
     }
 }
 
@@ -55,7 +50,7 @@ pub(super) struct Hot {
 /// The integers of an operand, if they are a run.
 pub(super) fn run(cx: &Context<'_>, operand: &Operand) -> Option<Run> {
     let f = cx.f;
-    let Some(v) = operand.as_value() else { return constant_run(f, operand) };
+    let Some(v) = operand.as_value() else { return constant_run(f, operand, f.operand_type(operand).as_tensor()?) };
     let layouts = cx.layouts.of(v);
     let found = layouts.iter().find_map(|l| {
         let made = made_run(cx, l.source)?;
@@ -80,11 +75,16 @@ fn made_run(cx: &Context<'_>, v: ValueId) -> Option<Run> {
     let op = f.producer(v)?;
     let ty = f.tensor(v)?;
     let made = match &**f.op(op).kind() {
-        "const" => constant_run(f, &Operand::Value(v))?,
+        "const" => constant_run(f, &Operand::Value(v), ty)?,
+        // A constant that is bound in place is no value, of which there would be layouts.
+        "reshape" | "expand_dims" | "squeeze" => {
+            constant_run(f, f.op(op).param("x").first().filter(|x| x.as_value().is_none())?, ty)?
+        }
         "range_1d" => {
             let first = |name: &str| f.op(op).param(name).first();
             let start = run(cx, first("start")?).filter(|r| r.axis.is_none())?;
-            (number(f, first("step")?)? == 1.0).then_some(Run { axis: (!ty.shape[0].is_one()).then_some(0), ..start })?
+            (number(f, first("step")?)? == 1.0)
+                .then_some(Run { axis: (!ty.shape[0].is_one()).then_some(0), ..start })?
         }
         "add" | "sub" => {
             let view = views::Binary::of(f, op)?;
@@ -118,9 +118,8 @@ fn aligned(cx: &Context<'_>, operand: &Operand, rank: usize) -> Option<Run> {
     Some(Run { axis: run.axis.map(|a| a + missing), ..run })
 }
 
-/// Constants that count up along their only axis, or are all equal.
-fn constant_run(f: &Function, operand: &Operand) -> Option<Run> {
-    let ty = f.operand_type(operand).as_tensor()?;
+/// Constants that count up along their only axis, or are all equal, as a tensor of this type.
+fn constant_run(f: &Function, operand: &Operand, ty: &TensorType) -> Option<Run> {
     ty.volume().filter(|n| (1..=MAX_CONSTANT).contains(n))?;
     let values = integers(f, operand)?;
     let start = Start { at: None, plus: *values.first()? };
