@@ -377,6 +377,14 @@ fn a_state_must_keep_its_own_content() {
          {cache} out = add(x = early, y = again);"
     );
     stays(&signature, &body, "out", "stands between");
+    let body = format!(
+        "{HERE} {cache} old = read_state(input = cache);
+         tensor<fp16, [1]> o = mystery(x = p);
+         {cache} all = select(cond = column, a = row, b = old);
+         write_state(input = cache, data = all);
+         {cache} out = relu(x = all);"
+    );
+    stays(&signature, &body, "out", "may write the state in between");
 }
 
 #[test]

@@ -40,9 +40,14 @@ pub(super) fn written(f: &Function, states: &States, found: &Found) -> Result<Op
         Access::Write { op, version, .. } if *op == write => version.checked_sub(1),
         _ => None,
     });
-    if version.is_none() || chain.read_of(found.old).map(|(_, of)| of) != version {
+    let Some((read, _)) = chain.read_of(found.old).filter(|&(_, of)| Some(of) == version) else {
         return Err(NoMatch::because("what is written does not keep the rest of what the state holds")
             .remedy("the state is read after the write before, and updated"));
+    };
+    let within = |from: OpId, op: OpId| f.comes_before(from, op) && f.comes_before(op, write);
+    if let Some(op) = f.ops(f.body()).find(|&op| within(read, op) && effect_of(f, op).is_unknown()) {
+        return Err(NoMatch::because(format!("{} may write the state in between", f.describe(op)))
+            .remedy("every op between the read and the write is known"));
     }
     let is_write = |u: &Use| u.op() == Some(write) || u.op().is_some() && u.op() == whole.map(|u| u.op);
     let others: Vec<Use> = f.value(found.result).uses().iter().copied().filter(|u| !is_write(u)).collect();
@@ -51,15 +56,9 @@ pub(super) fn written(f: &Function, states: &States, found: &Found) -> Result<Op
         user.is_some_and(|user| f.comes_before(user, write))
     };
     let moves = others.iter().any(early);
-    let between = |op: OpId| f.comes_before(found.op, op) && f.comes_before(op, write);
     // The read of an update of everything goes with it.
     let goes = |op: OpId| whole.is_some_and(|u| u.read == op) && f.users(f.op(op).results()[0]).len() == 1;
-    let in_the_way = chain
-        .accesses
-        .iter()
-        .map(Access::op)
-        .find(|&op| between(op) && !goes(op))
-        .or_else(|| f.ops(f.body()).find(|&op| between(op) && effect_of(f, op).is_unknown()));
+    let in_the_way = chain.accesses.iter().map(Access::op).find(|&op| within(found.op, op) && !goes(op));
     match in_the_way.filter(|_| moves) {
         Some(op) => Err(NoMatch::because(format!("{} stands between the update and its write", f.describe(op)))
             .remedy("the updated cache is written before it is read again")),
