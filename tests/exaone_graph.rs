@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use exaone::{Config, program};
 use milopt::equiv::{Options, Verdict, check};
 use milopt::ir::Program;
-use milopt::passes::{Pipeline, RunOptions};
+use milopt::passes::{Pipeline, Preset, RunOptions};
 
 fn histogram(program: &Program) -> BTreeMap<&str, usize> {
     let f = program.main().unwrap();
@@ -128,4 +128,53 @@ fn joined_caches_compute_the_same() {
             assert_eq!(found.verdict, Verdict::Bitwise, "{found}");
         }
     }
+}
+
+/// How many ops there are after a pipeline, and reads, writes and updates of states.
+fn after(pipeline: &Pipeline) -> (usize, [usize; 3], Program, milopt::passes::Report) {
+    let mut program = program(&Config::exaone_1_2b()).unwrap();
+    let report = pipeline.run(&mut program, &RunOptions::default()).unwrap();
+    let counts = &report.functions[0].after;
+    let states = ["slice_update", "write_state", "read_state"].map(|kind| counts.count(kind));
+    (counts.ops, states, program, report)
+}
+
+#[test]
+fn thirty_layers_write_their_caches_once() {
+    let (ops, states, program, report) = after(&Pipeline::preset(Preset::O2));
+    assert_eq!((ops, states), (1876, [2, 2, 4]));
+    let (before, after) = (&report.functions[0].before.traffic, &report.functions[0].after.traffic);
+    assert_eq!((before.state_updates, after.state_updates), (60 << 10, 60 << 10));
+    // 62 reads and 60 writes of 120 MiB, then four and two.
+    assert_eq!((before.states_handed_over, after.states_handed_over), (122 * 120 * MIB, 6 * 120 * MIB));
+    let f = program.main().unwrap();
+    let views = ["const", "read_state", "slice_update", "slice_by_index"];
+    let computes = |op: &milopt::ir::OpId| !views.contains(&f.op(*op).kind().as_str());
+    let results = f.all_ops().into_iter().filter(computes).flat_map(|op| f.op(op).results().to_vec());
+    let largest = results.filter_map(|v| f.tensor(v)?.byte_len()).max();
+    assert!(largest < Some(4 * MIB), "nothing as large as one layer's cache is computed: {largest:?}");
+}
+
+#[test]
+fn merging_alone_finds_nothing_and_says_what_would_help() {
+    let (_, states, _, report) = after(&Pipeline::parse("kv-merge").unwrap());
+    assert_eq!(states, [60, 60, 62]);
+    assert_eq!(report.explain().matches("(kv-defer)").count(), 2, "{}", report.explain());
+}
+
+#[test]
+fn thirty_layers_share_one_write_when_their_caches_are_joined() {
+    let passes = "gqa-fold,view-simplify,kv-unify,kv-defer,kv-forward,kv-merge,dce";
+    let (_, states, ..) = after(&Pipeline::parse(passes).unwrap());
+    assert_eq!(states, [1, 1, 2]);
+}
+
+#[test]
+fn thirty_layers_without_states_hand_out_their_new_entries() {
+    let (_, states, program, _) = after(&Pipeline::preset(Preset::ReadOnly));
+    assert_eq!(states, [0, 0, 0]);
+    let f = program.main().unwrap();
+    let new = f.outputs().iter().filter(|&&v| f.value(v).name().ends_with("_new"));
+    let bytes: u64 = new.map(|&v| f.tensor(v).unwrap().byte_len().unwrap()).sum();
+    assert_eq!(bytes, 60 << 10);
 }

@@ -13,7 +13,7 @@
 //! | concat, stack of views of one source | the operands' offsets are refitted to digits |
 //! | slice_by_index, slice_by_size, split, reverse with static bounds | offset, extents, signs |
 //! | gather, gather_along_axis, gather_nd with constant indices | the index list is refitted to digits |
-//! | mul by ones | `(n, 0)` on widened axes |
+//! | mul by ones, real_div by ones | `(n, 0)` on widened axes |
 //! | anything else | the value is its own source |
 
 use std::cell::RefCell;
@@ -23,7 +23,6 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::values::Poly;
 use crate::ir::{DType, Def, Dim, Function, LiteralData, OpId, Operand, ValueId};
 use crate::opset::views::{self, AxisSlice};
 
@@ -70,15 +69,20 @@ impl Stride {
     fn times(&self, factor: &Dim) -> Option<Stride> {
         Some(Stride { negative: self.negative, size: self.size.checked_mul(factor)? })
     }
-    /// The distance covered by `n` steps.
-    fn steps(&self, n: i64) -> Option<Poly> {
-        let signed = if self.negative { n.checked_neg()? } else { n };
-        Poly::of_dim(&self.size)?.mul(&Poly::constant(signed))
+    /// The unknown part of the size, one if there is none.
+    fn unit(&self) -> Dim {
+        self.size.checked_div(&Dim::known(self.size.coef().max(1))).unwrap_or_else(|| Dim::known(1))
     }
-    /// Every `n`-th position; backwards if `n` is negative.
-    fn every(&self, n: i64) -> Option<Stride> {
-        let size = self.size.checked_mul(&Dim::known(n.unsigned_abs()))?;
-        Some(Stride { negative: self.negative != (n < 0) && size.as_known() != Some(0), size })
+    /// How many times `unit` it is.
+    fn count(&self, unit: &Dim) -> Option<i64> {
+        match self.is_zero() {
+            true => Some(0),
+            false => Stride { negative: self.negative, size: self.size.checked_div(unit)? }.as_known(),
+        }
+    }
+    fn plus(&self, other: &Stride) -> Option<Stride> {
+        let unit = common_unit([self, other]);
+        Stride::known(self.count(&unit)?.checked_add(other.count(&unit)?)?).times(&unit)
     }
 }
 
@@ -128,7 +132,7 @@ pub struct Layout {
     /// The value that is viewed.
     pub source: ValueId,
     /// Position in the source of the element at the origin.
-    pub offset: Poly,
+    pub offset: Stride,
     /// Axes, outermost first.
     pub axes: SmallVec<[Axis; 5]>,
 }
@@ -156,7 +160,7 @@ impl Layout {
             stride = stride.checked_mul(dim)?;
         }
         axes.reverse();
-        Some(Layout { source, offset: Poly::default(), axes })
+        Some(Layout { source, offset: Stride::zero(), axes })
     }
 
     /// The size of an axis.
@@ -221,12 +225,13 @@ impl Layout {
             if begin < 0 || begin >= n || last < 0 || last >= n {
                 return None;
             }
-            out.offset = self.offset.add(&d.stride.steps(begin)?)?;
-            out.axes[axis] =
-                if len == 1 { Axis::new() } else { smallvec![Digit::new(Dim::known(len), d.stride.every(step)?)] };
+            let unit = d.stride.unit();
+            let by = |n: i64| Stride::known(d.stride.count(&unit)?.checked_mul(n)?).times(&unit);
+            out.offset = self.offset.plus(&by(begin)?)?;
+            out.axes[axis] = if len == 1 { Axis::new() } else { smallvec![Digit::new(Dim::known(len), by(step)?)] };
             return Some(out);
         }
-        let unit = unit_of(&self.axes[axis]);
+        let unit = common_unit(self.axes[axis].iter().map(|d| &d.stride));
         let list = index_list(&self.axes[axis], &unit)?;
         let picked = (0..i64::try_from(len).ok()?)
             .map(|i| list.get(usize::try_from(begin.checked_add(i.checked_mul(step)?)?).ok()?).copied())
@@ -237,7 +242,7 @@ impl Layout {
 
     /// The elements of an axis at these positions.
     pub fn gather(&self, axis: usize, indices: &[i64]) -> Option<Layout> {
-        let unit = unit_of(&self.axes[axis]);
+        let unit = common_unit(self.axes[axis].iter().map(|d| &d.stride));
         let list = index_list(&self.axes[axis], &unit)?;
         let n = list.len() as i64;
         let picked = indices
@@ -270,10 +275,9 @@ impl Layout {
         Some(out)
     }
 
-    /// Makes an axis of the positions in `list`, counted in units.
     fn set_axis_from_list(&mut self, axis: usize, list: &[i64], unit: &Dim) -> Option<()> {
         let (&first, _) = list.split_first()?;
-        self.offset = self.offset.add(&Stride::of(unit.clone()).steps(first)?)?;
+        self.offset = self.offset.plus(&Stride::known(first).times(unit)?)?;
         self.axes[axis] = fit(list, unit)?;
         Some(())
     }
@@ -293,17 +297,19 @@ impl Layout {
             return None;
         }
         let mut out = first.clone();
-        let shifts: Vec<Poly> = parts.iter().map(|p| p.offset.sub(&first.offset)).collect::<Option<_>>()?;
         if parts.iter().all(|p| p.axes[axis] == first.axes[axis]) {
-            let unit = shifts.iter().find_map(unit_of_shift).unwrap_or(Dim::known(1));
-            let mut digits = fit(&in_units(&shifts, &unit)?, &unit)?;
+            let unit = common_unit(parts.iter().map(|p| &p.offset));
+            let offsets = parts.iter().map(|p| p.offset.count(&unit)).collect::<Option<Vec<i64>>>()?;
+            let mut digits = fit(&offsets, &unit)?;
             digits.extend(first.axes[axis].iter().cloned());
             out.axes[axis] = merge(&digits);
             return Some(out);
         }
-        let unit = parts.iter().map(|p| unit_of(&p.axes[axis])).find(|u| !u.is_one()).unwrap_or(Dim::known(1));
+        let strides = parts.iter().flat_map(|p| p.axes[axis].iter().map(|d| &d.stride).chain([&p.offset]));
+        let unit = common_unit(strides);
         let mut list = Vec::new();
-        for (p, shift) in parts.iter().zip(in_units(&shifts, &unit)?) {
+        for p in parts {
+            let shift = p.offset.count(&unit)?.checked_sub(first.offset.count(&unit)?)?;
             for i in index_list(&p.axes[axis], &unit)? {
                 list.push(i.checked_add(shift)?);
             }
@@ -311,36 +317,16 @@ impl Layout {
                 return None;
             }
         }
-        debug_assert_eq!(list.first(), Some(&0));
+        let shift = *list.first()?;
         out.set_axis_from_list(axis, &list, &unit)?;
+        debug_assert_eq!(shift, 0);
         Some(out)
-    }
-
-    /// The layout without what repeats on an axis, wherever in it that is.
-    pub(crate) fn once(&self, axis: usize) -> Layout {
-        let mut out = self.clone();
-        let kept: Vec<Digit> = self.axes[axis].iter().filter(|d| !d.repeats()).cloned().collect();
-        out.axes[axis] = merge(&kept);
-        out
-    }
-
-    /// Where on an axis the elements of a piece begin, if it is a run of that axis and has all of the others.
-    pub(crate) fn begin_of(&self, piece: &Layout, axis: usize) -> Option<u64> {
-        let others = (0..self.axes.len()).filter(|&i| i != axis);
-        if piece.axes.len() != self.axes.len() || !others.into_iter().all(|i| piece.axes[i] == self.axes[i]) {
-            return None;
-        }
-        let unit = unit_of(&self.axes[axis]);
-        let shift = *in_units(&[piece.offset.sub(&self.offset)?], &unit)?.first()?;
-        let (all, some) = (index_list(&self.axes[axis], &unit)?, index_list(&piece.axes[axis], &unit)?);
-        let is_run = |run: &[i64]| run.iter().zip(&some).all(|(a, b)| b.checked_add(shift) == Some(*a));
-        u64::try_from(all.windows(some.len()).position(is_run)?).ok()
     }
 
     /// The strides of a row-major tensor of this layout's shape, if the layout is exactly that.
     pub fn is_row_major(&self) -> bool {
         let digits = self.digits();
-        self.offset.as_constant() == Some(0)
+        self.offset.is_zero()
             && match &digits[..] {
                 [] => true,
                 [one] => one.stride.positive().is_some_and(Dim::is_one),
@@ -350,7 +336,7 @@ impl Layout {
 
     /// Whether every element of a source with `volume` elements occurs exactly once.
     pub fn is_bijection(&self, volume: &Dim) -> bool {
-        if self.offset.as_constant() != Some(0) {
+        if !self.offset.is_zero() {
             return false;
         }
         let digits = self.digits();
@@ -439,28 +425,9 @@ fn regroup(digits: Vec<Digit>, shape: &[Dim]) -> Option<SmallVec<[Axis; 5]>> {
     rest.is_empty().then_some(axes)
 }
 
-/// The unknown sizes that the first stride other than zero is a multiple of.
-fn unit_of(axis: &[Digit]) -> Dim {
-    let stride = axis.iter().map(|d| &d.stride).find(|s| !s.is_zero());
-    stride.and_then(|s| unknowns_of(&s.size)).unwrap_or(Dim::known(1))
-}
-
-/// The unknown sizes that a shift other than zero is a multiple of.
-fn unit_of_shift(shift: &Poly) -> Option<Dim> {
-    if shift.as_constant() == Some(0) {
-        return None;
-    }
-    let size = shift.as_dim().or_else(|| shift.mul(&Poly::constant(-1))?.as_dim())?;
-    unknowns_of(&size)
-}
-
-fn unknowns_of(size: &Dim) -> Option<Dim> {
-    size.checked_div(&Dim::known(size.coef()))
-}
-
-fn in_units(shifts: &[Poly], unit: &Dim) -> Option<Vec<i64>> {
-    let unit = Poly::of_dim(unit)?;
-    shifts.iter().map(|s| s.div_exact(&unit)?.as_constant()).collect()
+/// What sizes that are not zero are known multiples of, if they have such a thing in common.
+fn common_unit<'s>(strides: impl IntoIterator<Item = &'s Stride>) -> Dim {
+    strides.into_iter().find(|s| !s.is_zero()).map_or(Dim::known(1), Stride::unit)
 }
 
 /// Offsets of every position of an axis, in units.
@@ -468,10 +435,7 @@ fn index_list(axis: &[Digit], unit: &Dim) -> Option<Vec<i64>> {
     let mut list = vec![0i64];
     for d in axis {
         let n = usize::try_from(d.extent.as_known()?).ok()?;
-        let stride = match d.repeats() {
-            true => 0,
-            false => Stride { size: d.stride.size.checked_div(unit)?, ..d.stride }.as_known()?,
-        };
+        let stride = d.stride.count(unit)?;
         if list.len().checked_mul(n)? > MAX_INDEX_LIST {
             return None;
         }
@@ -486,7 +450,7 @@ fn index_list(axis: &[Digit], unit: &Dim) -> Option<Vec<i64>> {
     Some(list)
 }
 
-/// Digits whose offsets are `list`, in units and relative to its first entry.
+/// Digits whose offsets are `list` in units, relative to its first entry.
 fn fit(list: &[i64], unit: &Dim) -> Option<Axis> {
     let mut list = list.to_vec();
     let mut digits: Vec<Digit> = Vec::new();
@@ -596,6 +560,10 @@ fn view_operands(f: &Function, op: OpId) -> SmallVec<[ValueId; 4]> {
             ([one], [Operand::Value(y)]) if is_ones(f, one) => smallvec![*y],
             _ => SmallVec::new(),
         },
+        "real_div" => match (data.param("x"), data.param("y")) {
+            ([Operand::Value(x)], [one]) if is_ones(f, one) => smallvec![*x],
+            _ => SmallVec::new(),
+        },
         _ => SmallVec::new(),
     }
 }
@@ -619,7 +587,7 @@ fn transfer(f: &Function, op: OpId, index: usize, shape: &[Dim], parts: &[Layout
     match &**f.op(op).kind() {
         "reshape" | "expand_dims" | "squeeze" | "flatten2d" => x.reshape(shape),
         "identity" | "cast" => Some(x.clone()),
-        "mul" => x.broadcast(shape),
+        "mul" | "real_div" => x.broadcast(shape),
         "transpose" => x.transpose(&views::Transpose::of(f, op)?.perm),
         // Repetitions that are computed at run time follow from the sizes, where those are known.
         "tile" => {

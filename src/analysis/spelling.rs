@@ -44,6 +44,13 @@ pub fn cost(steps: &[Step]) -> u32 {
     steps.iter().map(one).sum()
 }
 
+/// The axis of unknown size that a size is a multiple or a part of: the axis, by what it is multiplied and divided.
+pub fn share_among(from: &[Dim], size: &Dim) -> Option<(usize, u64, u64)> {
+    let unknown = || from.iter().enumerate().filter(|(_, d)| d.as_known().is_none());
+    let multiple = unknown().find_map(|(i, d)| Some((i, size.checked_div(d)?.as_known()?, 1)));
+    multiple.or_else(|| unknown().find_map(|(i, d)| Some((i, 1, d.checked_div(size)?.as_known()?))))
+}
+
 /// Whether a spelling moves no data.
 pub fn is_view(steps: &[Step]) -> bool {
     steps.iter().all(|s| matches!(s, Step::Reshape(_)))
@@ -243,6 +250,16 @@ mod tests {
         assert_eq!(steps, [Step::Transpose(vec![0, 2, 1, 3], dims(&[1, 8, 4, 16]))]);
         assert_eq!(spelled(&[1, 8, 4, 16], &[0, 2, 1, 3], &[1, 4, 128], &[1, 8, 4, 16]).len(), 2);
         assert_eq!(spelled(&[4, 8, 16], &[1, 0, 2], &[8, 4, 16], &[4, 128]).len(), 2);
+    }
+
+    #[test]
+    fn sizes_are_multiples_or_parts_of_others() {
+        let f = crate::text::parse("program(1) { func main<CoreML8>(tensor<fp16, [s0, s1]> x) {} -> (x); }").unwrap();
+        let [q, n] = &f.main().unwrap().tensor(ValueId::new(0)).unwrap().shape[..] else { unreachable!() };
+        let rows = Dim::known(4).checked_mul(q).unwrap();
+        assert_eq!(share_among(&[n.clone(), q.clone()], &rows), Some((1, 4, 1)));
+        assert_eq!(share_among(&[n.clone(), rows], q), Some((1, 1, 4)));
+        assert_eq!(share_among(&[n.clone(), Dim::known(4)], q), None);
     }
 
     #[test]

@@ -569,3 +569,90 @@ fn are_one_cache(f: &Function, input: ValueId, output: ValueId, kind: Functional
         _ => false,
     }
 }
+
+/// A rule for ops on states that is broken. Core ML's compiler is known to refuse or to mistreat such graphs in places, though
+/// many run.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Breach {
+    /// The rule.
+    pub rule: EmissionRule,
+    /// The write.
+    pub op: OpId,
+}
+
+/// How ops on states are to be laid out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
+pub enum EmissionRule {
+    /// A `slice_update` that is written takes the rest from a read of that state, with nothing else on the state, and no op
+    /// that is not known, between the two and the write.
+    OwnRead,
+    /// That read has no other reader.
+    SoleReader,
+    /// What is written has no other reader.
+    WrittenOnce,
+    /// What a function returns is not written, and nothing that is written is computed from it.
+    NotReturned,
+}
+
+impl Breach {
+    /// The rule and the op, for people.
+    pub fn describe(&self, f: &Function) -> String {
+        let op = f.describe(self.op);
+        match self.rule {
+            EmissionRule::OwnRead => {
+                format!("{op}: its slice_update does not take the rest from a read just before it")
+            }
+            EmissionRule::SoleReader => {
+                format!("{op}: the read that its slice_update takes the rest from has other readers")
+            }
+            EmissionRule::WrittenOnce => format!("{op}: something else reads what it writes"),
+            EmissionRule::NotReturned => {
+                format!("{op}: what it writes, or something it is computed from, is an output")
+            }
+        }
+    }
+}
+
+/// The rules that a function breaks.
+pub fn breaches(f: &Function) -> Vec<Breach> {
+    let states = States::of(f);
+    let mut found = Vec::new();
+    for chain in states.chains() {
+        for (i, access) in chain.accesses.iter().enumerate() {
+            let Access::Write { op, data, update, .. } = access else { continue };
+            let mut breach = |rule, broken: bool| found.extend(broken.then_some(Breach { rule, op: *op }));
+            breach(EmissionRule::WrittenOnce, f.value(*data).uses().len() > 1);
+            breach(EmissionRule::NotReturned, leads_from_output(f, *data));
+            let updates = f.producer(*data).is_some_and(|p| f.op(p).kind() == "slice_update");
+            if !updates {
+                continue;
+            }
+            let own = update.as_ref().filter(|u| i > 0 && chain.accesses[i - 1].op() == u.read);
+            breach(EmissionRule::OwnRead, own.is_none_or(|u| unknown_between(f, u.read, *op)));
+            let sole = |u: &Update| f.op(u.read).results().iter().all(|&v| f.value(v).uses().len() == 1);
+            breach(EmissionRule::SoleReader, update.as_ref().is_some_and(|u| !sole(u)));
+        }
+    }
+    found
+}
+
+/// Whether a function returns a value, or something that it is computed from.
+fn leads_from_output(f: &Function, v: ValueId) -> bool {
+    let mut seen = BTreeSet::from([v]);
+    let mut work = vec![v];
+    while let Some(at) = work.pop() {
+        if f.is_output(at) {
+            return true;
+        }
+        let operands = f.producer(at).map(|op| f.op(op).operands()).unwrap_or_default();
+        work.extend(operands.iter().filter_map(|o| o.as_value()).filter(|&x| seen.insert(x)));
+    }
+    false
+}
+
+/// Whether an op of which nothing is known stands between two ops.
+fn unknown_between(f: &Function, first: OpId, last: OpId) -> bool {
+    let after = f.ops(f.body()).skip_while(|&op| op != first);
+    after.take_while(|&op| op != last).any(|op| crate::opset::row(f.op(op).kind()).is_none())
+}

@@ -38,6 +38,8 @@ pub struct Traffic {
     pub states: u64,
     /// Bytes written into states by `slice_update`.
     pub state_updates: u64,
+    /// Bytes of the states that each `read_state` returns and each `write_state` takes: what moves if they are copied.
+    pub states_handed_over: u64,
     /// Repeated values.
     pub repeats: Repeats,
     /// Values whose size is not known and which are not counted.
@@ -100,6 +102,7 @@ impl Traffic {
             if data.kind() == "slice_update" {
                 t.state_updates += data.value("update").map_or(0, |v| value_bytes(f, v));
             }
+            t.states_handed_over += handed_over(f, op);
             for operand in data.operands() {
                 if let Some(l) = f.operand_literal(operand) {
                     let key = match operand {
@@ -120,6 +123,15 @@ impl Traffic {
     /// Bytes written and read, constants and states not included.
     pub fn total(&self) -> u64 {
         self.written + self.read
+    }
+}
+
+/// Bytes of the state that an op takes or returns whole.
+fn handed_over(f: &Function, op: OpId) -> u64 {
+    match &**f.op(op).kind() {
+        "read_state" => f.op(op).results().iter().map(|&v| value_bytes(f, v)).sum(),
+        "write_state" => f.op(op).value("data").map_or(0, |v| value_bytes(f, v)),
+        _ => 0,
     }
 }
 

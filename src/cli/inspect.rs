@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{Failure, Opening, with_causes};
-use crate::analysis::state::{FunctionalCache, functional};
+use crate::analysis::state::{FunctionalCache, breaches, functional};
 use crate::analysis::traffic::DISCLAIMER;
 use crate::ir::{ArrayFeature, Flexibility, Function, Program, ValueId};
 use crate::passes::{Census, Pipeline, PipelineError, RunOptions, bytes};
@@ -45,6 +45,8 @@ struct FunctionView {
     states: Vec<FeatureView>,
     /// Caches that are inputs and outputs instead of states.
     passed_through: Vec<CacheView>,
+    /// Rules for ops on states that the function breaks.
+    breaches: Vec<String>,
     #[serde(flatten)]
     census: Census,
 }
@@ -138,6 +140,7 @@ impl FunctionView {
             outputs: views(f.outputs()),
             states: views(&states),
             passed_through: functional(f).into_iter().map(|cache| CacheView::of(f, cache)).collect(),
+            breaches: breaches(f).iter().map(|breach| breach.describe(f)).collect(),
             census: Census::of(&resolved),
         }
     }
@@ -167,7 +170,12 @@ impl FunctionView {
         }
         row("all", census.ops.to_string(), bytes(traffic.written), bytes(traffic.read))?;
         if !self.states.is_empty() {
-            writeln!(out, "  states {}, updated by {}", bytes(traffic.states), bytes(traffic.state_updates))?;
+            let (size, updated) = (bytes(traffic.states), bytes(traffic.state_updates));
+            let handed = bytes(traffic.states_handed_over);
+            writeln!(out, "  states {size}, updated by {updated}; read_state and write_state hand over {handed}")?;
+            for breach in &self.breaches {
+                writeln!(out, "  note: {breach}")?;
+            }
         }
         if traffic.unknown > 0 {
             writeln!(out, "  values of unknown size, not counted: {}", traffic.unknown)?;

@@ -22,17 +22,17 @@
 //! order, and which value holds each head once. Two lowerings:
 //!
 //! * **rows**: `[…, n_kv_heads, group·q_len, k] · […, n_kv_heads, k, n]`; a repeated left operand by `A·B = (Bᵀ·Aᵀ)ᵀ`.
-//!   Taken where it is views only, or moves few bytes.
+//!   Taken where it is views only, or moves few bytes, and one of the lengths is known.
 //! * **batch axes**: `[n_kv_heads, group, q_len, k] · [n_kv_heads, 1, k, n]`, for batch 1; interleaved heads the other way
 //!   round. Views only, whatever is known of the sizes.
 //!
-//! * One head times copies of others: multiplied once, the product is repeated. A repeat that fills a batch axis in front
-//!   of the heads (beams) goes: the product broadcasts.
+//! * Copies times one head, or times what is copied alike: multiplied once, the product is repeated. A repeat that fills
+//!   a batch axis in front of the heads (beams) goes: the product broadcasts.
 //!
 //! `scaled_dot_product_attention` folds by rows, keys and values together; the two `einsum` equations that MIL knows
 //! move the group into the other operand's own axis. An op between the repeat and its consumer that treats all heads
-//! of a group alike (RoPE, a scale, a cast) is done before the repeat; where a `split` takes the copies apart head by head,
-//! the pieces are cut from the value that is repeated. Afterwards the reshapes sink towards the next
+//! of a group alike (RoPE, a scale, a cast) is done before the repeat, and a single head picked out of the copies is
+//! picked out of what is repeated. Afterwards the reshapes sink towards the next
 //! matmul, and the query's is hoisted into its projection (see `gqa_fold/regroup.rs`).
 //!
 //! Exactness: bitwise. Assumes: A1, A2, A3, A6, A7, A9 (docs/assumptions.md).
@@ -45,7 +45,9 @@ mod commute;
 mod einsum;
 mod hazards;
 mod matmul;
-mod pieces;
+mod member;
+mod pick;
+mod reasons;
 mod regroup;
 mod shared;
 
@@ -98,7 +100,7 @@ impl Pass for GqaFold {
 /// The rule: a consumer at a time.
 struct FoldRule {
     lowering: Lowering,
-    /// Ops from this index on were made by this run: they say nothing about the model.
+    /// Ops from this index on were made by this run: those that read no copies say nothing about the model.
     first_new: usize,
 }
 
@@ -109,15 +111,22 @@ impl Rule for FoldRule {
             "scaled_dot_product_attention" => attention::fold(cx, op),
             "einsum" => einsum::fold(cx, op),
             "shape" => shape_of_copies(cx, op),
-            "split" => pieces::split_once(cx, op),
-            _ => commute::sink_repeat(cx, op).map_err(|_| unconsumed(cx, op)),
+            "split" | "slice_by_index" | "slice_by_size" => pick::pick(cx, op).or_else(|no| match no.reason() {
+                Some(_) => Err(no),
+                None => before_the_repeat(cx, op),
+            }),
+            _ => before_the_repeat(cx, op),
         };
         answer.map_err(|no| match reads_copies(cx, op) {
-            _ if op.index() >= self.first_new => NoMatch::UNRELATED,
             true => no.keeping(Keeps::Copies),
+            false if op.index() >= self.first_new => NoMatch::UNRELATED,
             false => no,
         })
     }
+}
+
+fn before_the_repeat(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
+    commute::sink_repeat(cx, op).map_err(|_| unconsumed(cx, op))
 }
 
 /// How a fold is expressed.

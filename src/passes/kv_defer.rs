@@ -1,4 +1,4 @@
-//! `kv-defer`: attention reads the cache as it was, and the new entries from where they come from.
+//! `kv-defer`: let attention read the cache as it was and the new entries from where they come from.
 //!
 //! With: state<tensor<fp16, [2, 8, 4]>> cache, tensor<fp16, [2, 1, 4]> query, tensor<fp16, [2, 1, 4]> entry, tensor<int32, [1]> p, tensor<fp16, [1, 1, 8]> mask
 //!
@@ -59,7 +59,7 @@
 //!   it and cut off behind it; anything that treats each key by itself may stand before it, only what keeps zeros behind it.
 //! * Fused attention is taken apart, in 32 bits between the products, as inside of the op.
 //!
-//! Exactness: reassociated. Assumes: A4, A8, A10 (docs/assumptions.md).
+//! Exactness: reassociated. Assumes: A4, A8, A10, A12 (docs/assumptions.md).
 //! Declines: a cache that is rotated, rolled, seen through a window or overwritten as a whole; keys and values that are
 //! written at different positions; a read that does not end in the products of attention; a softmax over another axis, or a
 //! second one; a position that is not provably within what is read; values of the cache that are outputs.

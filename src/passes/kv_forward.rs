@@ -30,7 +30,7 @@
 //!
 //! The snapshot that a `slice_update` takes the rest from gets no second reader, and a written value gets none either.
 //!
-//! Exactness: bitwise. Assumes: A4, A8 (docs/assumptions.md).
+//! Exactness: bitwise. Assumes: A4, A8, A10 (docs/assumptions.md).
 //! Declines: a part that a write may touch and does not write as a whole; a part that the function returns; a state that is
 //! used in a nested block.
 

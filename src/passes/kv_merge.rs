@@ -28,7 +28,7 @@
 //! reads and writes (`analysis/state`) say what may move. With `boxes=strided`, boxes of extent one at equal distances (K in
 //! row i, V in row i + n_layers) become one strided box too.
 //!
-//! Exactness: bitwise. Assumes: A4, A8 (docs/assumptions.md).
+//! Exactness: bitwise. Assumes: A4, A8, A10 (docs/assumptions.md).
 //! Declines: a read, or a write that is no update, between the writes looks at what they write; boxes that may overlap; no
 //! neighbour; a written value that something else reads; a state that is used in a nested block.
 

@@ -40,7 +40,7 @@
 //!
 //! Blends by arithmetic turn −0 into 0 and spread what is not finite; the report says where that ends.
 //!
-//! Exactness: bitwise. Assumes: A4, A8, A10, A12 (docs/assumptions.md).
+//! Exactness: bitwise. Assumes: A4, A8, A10, A13 (docs/assumptions.md).
 //! Declines: a mask, one-hot or indices from the caller, or that are not provably rows from one position on; a function older
 //! than CoreML8; a scatter that adds; what is written is not the state's content but for the rows; a read of the state between
 //! the update and its write; a nested block.

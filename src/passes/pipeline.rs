@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::analysis::state::{Breach, breaches};
 use crate::ir::{Function, Program};
 use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
@@ -283,6 +284,16 @@ pub enum PipelineError {
         /// What is wrong.
         source: Violations,
     },
+    /// A pass left ops on states in an order that Core ML's compiler may not take.
+    #[error("after pass `{pass}`, function `{function}` breaks a rule for states: {}", broken.join("; "))]
+    States {
+        /// The pass.
+        pass: String,
+        /// The function.
+        function: String,
+        /// The rules and where.
+        broken: Vec<String>,
+    },
     /// A pass left a function that is not well-formed.
     #[error("after pass `{pass}`, function `{function}` is not well-formed")]
     Broken {
@@ -430,7 +441,9 @@ impl Pipeline {
         for round in 0..MAX_ROUNDS {
             let mut fired = false;
             for (i, pass) in self.passes.iter().enumerate() {
+                let before: Vec<Vec<Breach>> = functions.iter().map(|f| breaches(f)).collect();
                 let outcomes = pass.run_all(&mut functions, others, budget);
+                functions.iter().zip(&before).try_for_each(|(f, before)| check_states(&**pass, f, before))?;
                 for ((f, report), outcome) in functions.iter().zip(&mut reports).zip(outcomes) {
                     verify::function(f).map_err(|source| {
                         let (pass, function) = (pass.name().into(), f.name().to_string());
@@ -462,4 +475,14 @@ impl Pipeline {
         let passes = self.passes.iter().map(|pass| PassReport::of(&**pass)).collect();
         Ok(FunctionReport { function: f.name().to_string(), after: before.clone(), before, passes })
     }
+}
+
+/// A pass may leave a rule for states broken, and break none.
+fn check_states(pass: &dyn Pass, f: &Function, before: &[Breach]) -> Result<(), PipelineError> {
+    let new: Vec<Breach> = breaches(f).into_iter().filter(|breach| !before.contains(breach)).collect();
+    if new.is_empty() {
+        return Ok(());
+    }
+    let broken = new.iter().map(|breach| breach.describe(f)).collect();
+    Err(PipelineError::States { pass: pass.name().into(), function: f.name().to_string(), broken })
 }

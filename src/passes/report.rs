@@ -252,6 +252,16 @@ impl fmt::Display for Report {
             }
             let repeats = |t: &Traffic| format!("{} ({})", t.repeats.count, bytes(t.repeats.total()));
             row("repeated copies", repeats(&a.traffic), repeats(&b.traffic))?;
+            if a.traffic.states > 0 {
+                for kind in
+                    ["read_state", "write_state", "slice_update"].into_iter().filter(|k| a.count(k) == b.count(k))
+                {
+                    row(&format!("  {kind}"), a.count(kind).to_string(), b.count(kind).to_string())?;
+                }
+                row("states updated by", bytes(a.traffic.state_updates), bytes(b.traffic.state_updates))?;
+                let handed = |t: &Traffic| bytes(t.states_handed_over);
+                row("states handed over", handed(&a.traffic), handed(&b.traffic))?;
+            }
             row("bytes per run", bytes(a.traffic.total()), bytes(b.traffic.total()))?;
             if a.traffic.unknown > 0 {
                 row("  values of unknown size", a.traffic.unknown.to_string(), b.traffic.unknown.to_string())?;

@@ -5,7 +5,7 @@ use crate::ir::{
 };
 
 use crate::analysis::liveness::is_written;
-use crate::analysis::spelling::{Step, unknowns};
+use crate::analysis::spelling::{Step, share_among, unknowns};
 
 use super::dead::{erase_dead, loss};
 
@@ -169,7 +169,7 @@ impl Patch {
     }
 
     /// Adds a `reshape` of `x`. One size that is not known is spelled −1; where there are more, the shape is computed from
-    /// that of `x`. `None` when a size is not among those of `x`.
+    /// that of `x`. `None` when a size does not follow from those of `x`.
     pub fn reshape(&mut self, f: &Function, x: impl Into<Ref>, name: &str, shape: &[Dim]) -> Option<Ref> {
         let x = x.into();
         let ty = self.type_of(f, &x)?;
@@ -184,7 +184,7 @@ impl Patch {
         Some(self.op("reshape", name, inputs, TensorType::new(ty.dtype, shape.iter().cloned())))
     }
 
-    /// Adds ops that compute a shape from that of `x`. `None` when an unknown size is not a multiple of one of `x`.
+    /// Adds ops that compute a shape from that of `x`. `None` when an unknown size is no multiple or part of one of `x`.
     pub fn shape_from(&mut self, f: &Function, x: impl Into<Ref>, name: &str, shape: &[Dim]) -> Option<Ref> {
         let x = x.into();
         let ty = self.type_of(f, &x)?;
@@ -210,23 +210,23 @@ impl Patch {
         Some(self.op("concat", format!("{name}_shape"), inputs, vector(shape.len() as u64)))
     }
 
-    /// One size as a vector, from the axis of `ty` that it is a multiple of; `own` is the shape at run time.
+    /// One size as a vector, from the axis of `ty` that it is a multiple or a part of; `own` is the shape at run time.
     fn computed_size(&mut self, own: &Ref, ty: &TensorType, name: &str, size: &Dim) -> Option<Ref> {
         let one = TensorType::fixed(DType::I32, &[1]);
-        let (axis, times) = (0..ty.rank())
-            .filter(|&i| ty.shape[i].as_known().is_none())
-            .find_map(|i| Some((i, size.checked_div(&ty.shape[i])?.as_known()?)))?;
+        let (axis, times, over) = share_among(&ty.shape, size)?;
         let inputs = [
             ("x", Input::One(own.clone())),
             ("begin", Input::Const(Literal::ints(&[axis as i64]))),
             ("size", Input::Const(Literal::ints(&[1]))),
         ];
         let at = self.op("slice_by_size", format!("{name}_size"), inputs, one.clone());
-        if times == 1 {
-            return Some(at);
-        }
-        let by = Input::Const(Literal::int(i64::try_from(times).ok()?));
-        Some(self.op("mul", format!("{name}_size"), [("x", at.into()), ("y", by)], one))
+        let (kind, by) = match (times, over) {
+            (1, 1) => return Some(at),
+            (times, 1) => ("mul", times),
+            (_, over) => ("floor_div", over),
+        };
+        let by = Input::Const(Literal::int(i64::try_from(by).ok()?));
+        Some(self.op(kind, format!("{name}_size"), [("x", at.into()), ("y", by)], one))
     }
 
     /// Adds a `transpose` of `x`.

@@ -122,6 +122,9 @@ def check_types(function, loaded, problems):
                     continue
                 have = [d.constant.size if d.WhichOneof("dimension") == "constant" else None for d in t.tensorType.dimensions]
                 want = [int(s) if str(s).lstrip("-").isdigit() else None for s in (v.shape or ())]
+                if op.op_type == "tile" and op.reps.val is None:
+                    # Nothing is inferred for repetitions that are computed; what is stored may say more.
+                    have = [s and h for h, s in zip(have, want)]
                 if have != want:
                     problems.append(f"{v.name}: stored shape {have}, inferred {want}")
             for inner in op.blocks:

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod files;
+pub mod matrix;
 #[cfg(feature = "cli")]
 pub mod npz;
 #[cfg(feature = "cli")]
@@ -32,19 +33,28 @@ pub fn program(signature: &str, body: &str, outputs: &str) -> Program {
 /// Runs a pipeline on a copy, checks types, equivalence in every bit and that a second run changes nothing, and returns
 /// the copy with the report.
 pub fn optimize(before: &Program, passes: &str) -> (Program, Report) {
+    optimize_at(before, passes, &[equiv::Options::default()])
+}
+
+/// [`optimize`], compared in each of these ways.
+pub fn optimize_at(before: &Program, passes: &str, comparisons: &[equiv::Options]) -> (Program, Report) {
     verify::typed(before).unwrap_or_else(|e| panic!("before: {e}"));
     let pipeline = Pipeline::parse(passes).unwrap();
     let mut after = before.clone();
     let report = pipeline.run(&mut after, &RunOptions::default()).unwrap();
     verify::typed(&after).unwrap_or_else(|e| panic!("after: {e}\n{}", text::print_program(&after)));
-    let options = equiv::Options { interface: report.interfaces(), ..equiv::Options::default() };
-    let verdict = equiv::check(before, &after, None, &options).unwrap();
-    assert!(
-        verdict.satisfies(equiv::Exactness::Bitwise),
-        "{verdict}\n{}\n{}",
-        text::print_program(before),
-        text::print_program(&after)
-    );
+    for options in comparisons {
+        let options = equiv::Options { interface: report.interfaces(), ..options.clone() };
+        let verdict = equiv::check(before, &after, None, &options).unwrap();
+        assert!(
+            verdict.satisfies(equiv::Exactness::Bitwise),
+            "{verdict}
+{}
+{}",
+            text::print_program(before),
+            text::print_program(&after)
+        );
+    }
     let once = text::print_program(&after);
     let again = pipeline.run(&mut after, &RunOptions::default()).unwrap();
     assert!(!again.changed(), "a second run changes something:\n{again}\n{once}\n{}", text::print_program(&after));

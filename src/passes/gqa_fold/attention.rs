@@ -2,16 +2,18 @@
 //!
 //! The op wants the leading axes of query, key and value alike, so only rows will do: the query becomes
 //! `[…, n_kv_heads, group·q_len, head_dim]`, and a mask with one row per query has its rows tiled `group` times, once for
-//! all attentions that read it.
+//! all attentions that read it. Where it is not known whether the mask has one row or one per query, the number of times
+//! is computed from the two shapes.
 
 use crate::analysis::spelling::{self, is_view};
 use crate::analysis::traffic::value_bytes;
-use crate::ir::{Dim, Function, OpId, Operand, TensorType};
+use crate::ir::{Dim, Function, OpId, Operand, TensorType, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
 
 use super::hazards;
-use super::shared::{Heads, gains, repeated, shared, tensor, tile_before, tile_once};
+use super::reasons::unrepeated;
+use super::shared::{Heads, gains, repeated, reps, shared, tensor, tile_before, tile_by};
 
 pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let f = cx.f;
@@ -19,7 +21,10 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let &[result] = f.op(op).results() else { return Err(NoMatch::UNRELATED) };
     let (query, out) = (tensor(f, attention.query)?, tensor(f, result)?);
     match (repeated(cx, attention.key), repeated(cx, attention.value)) {
-        (false, false) => return Err(NoMatch::because("neither key nor value is a repeated view")),
+        (false, false) => {
+            let reason = "neither key nor value is a repeated view";
+            return Err(unrepeated(cx, &[attention.key, attention.value], reason));
+        }
         (true, true) => {}
         _ => {
             return Err(NoMatch::because("only one of key and value is a repeated view")
@@ -29,8 +34,8 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let Some(axis) = query.rank().checked_sub(3).filter(|_| query.rank() == out.rank()) else {
         return Err(NoMatch::UNRELATED);
     };
-    let key = shared(cx, op, attention.key, axis, false)?;
-    let value = shared(cx, op, attention.value, axis, false)?;
+    let key = shared(cx, op, attention.key, axis, None)?;
+    let value = shared(cx, op, attention.value, axis, None)?;
     if key.heads != value.heads {
         return Err(NoMatch::because("key and value are repeated in different ways")
             .remedy("the attention is spelled with matmul"));
@@ -39,6 +44,12 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     let (row, inner) = (axis + 1, axis + 2);
     let rows = heads.to_rows(attention.query, &query.shape, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
     let back = heads.rows_back(result, &out.shape, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
+    let is_known = |t: &TensorType| t.known_shape().is_some();
+    let known = is_known(query) && is_known(out);
+    let moves = !is_view(&rows.steps) || !is_view(&back.steps);
+    if moves && !known {
+        return Err(NoMatch::because("rows would move data of a size that is not known").remedy("the sizes are fixed"));
+    }
 
     let mut patch = Patch::before(op);
     let name = f.value(result).name().as_str();
@@ -47,33 +58,30 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
         patch.steps(f, attention.query, &format!("{name}_rows"), &rows.steps).ok_or(NoMatch::UNRELATED)?.into(),
     )];
     for (param, v, shared) in [("key", attention.key, &key), ("value", attention.value, &value)] {
-        let mut shape = tensor(f, v)?.shape.to_vec();
-        shape[axis] = heads.kv_heads.clone();
-        let (at, moved) = shared.operand(f, &mut patch, v, shape)?;
+        let (at, moved) = shared.operand(f, &mut patch, v, &shared.shape)?;
         inputs.push((param, at.into()));
         patch.bytes_added += moved;
         patch.bytes_saved += shared.bytes_saved(f, op, v)?;
     }
     if let Some(mask) = &attention.mask {
-        inputs.push(("attn_mask", Mask { heads, axis, query: &query.shape, name }.folded(f, &mut patch, op, mask)?));
+        inputs.push((
+            "attn_mask",
+            Mask { heads, axis, query_value: attention.query, query: &query.shape, name }
+                .folded(f, &mut patch, op, mask)?,
+        ));
     }
     let ty = TensorType::new(out.dtype, back.shape.iter().cloned());
     let folded = patch.op("scaled_dot_product_attention", format!("{name}_grouped"), inputs, ty);
     let at = patch.steps(f, folded, name, &back.steps).ok_or(NoMatch::UNRELATED)?;
     patch.replace(result, at);
 
-    let known = [query, out].iter().all(|t| t.known_shape().is_some());
     for (v, spelled) in [(attention.query, &rows), (result, &back)] {
         if !is_view(&spelled.steps) {
             patch.bytes_added += 2 * value_bytes(f, v);
-            if !known {
-                return Err(
-                    NoMatch::because("rows would move data of a size that is not known").remedy("the sizes are fixed")
-                );
-            }
         }
     }
-    if known {
+    // What is saved is not known when the number of keys is not.
+    if known && [attention.key, attention.value].iter().all(|&v| f.tensor(v).is_some_and(is_known)) {
         gains(&patch)?;
     }
     patch.hazards = hazards::fused_rows(query.shape[row].as_known());
@@ -86,6 +94,7 @@ struct Mask<'m> {
     heads: &'m Heads,
     /// The head axis of the query.
     axis: usize,
+    query_value: ValueId,
     /// The query's shape.
     query: &'m [Dim],
     name: &'m str,
@@ -104,19 +113,15 @@ impl Mask<'_> {
             (Operand::Value(v), false) => *v,
             (Operand::Literal(_), _) => return Err(NoMatch::because("the mask is written out in the op")),
         };
-        if (!heads.is_one() && heads != *all_heads) || (!rows.is_one() && rows != *q_len) {
-            return Err(NoMatch::because("the mask's rows are not provably those of the query"));
+        if !heads.is_one() && heads != *all_heads {
+            return Err(NoMatch::because("the mask's heads are not provably those of the query"));
         }
         let row = self.axis + 1 - missing;
         if heads.is_one() {
-            let group = self.heads.group.as_known().ok_or(NoMatch::UNRELATED)?;
-            return self.tiled(f, patch, reader, v.into(), row, group).map(Input::One);
+            let all = self.heads.group.checked_mul(q_len).ok_or(NoMatch::UNRELATED)?;
+            return self.tiled(f, patch, reader, v, row, &all).map(Input::One);
         }
-        let full = match (rows.is_one(), q_len.as_known()) {
-            (true, Some(n)) if n > 1 => self.tiled(f, patch, reader, v.into(), row, n)?,
-            (true, None) => return Err(NoMatch::because("the mask has one row, the query a number that is not known")),
-            _ => v.into(),
-        };
+        let full = self.tiled(f, patch, reader, v, row, q_len)?;
         let mut shape = ty.shape.to_vec();
         shape[row] = q_len.clone();
         let axis = self.axis - missing;
@@ -128,20 +133,54 @@ impl Mask<'_> {
         patch.steps(f, full, &name, &spelled.steps).map(Input::One).ok_or(NoMatch::UNRELATED)
     }
 
-    /// The rows of a mask, all of them several times; the same tile that an earlier fold made, if there is one.
+    /// A mask with all of its rows repeated until there are `rows`, a multiple of the query's; the same tile that an
+    /// earlier fold made, if there is one.
     fn tiled(
         &self,
         f: &Function,
         patch: &mut Patch,
         reader: OpId,
-        mask: Ref,
+        mask: ValueId,
         row: usize,
-        times: u64,
+        rows: &Dim,
     ) -> Result<Ref, NoMatch> {
-        let Ref::Value(v) = mask else { return Err(NoMatch::UNRELATED) };
-        if tile_before(f, reader, v, row, times).is_none() {
-            patch.bytes_added += 2 * times * value_bytes(f, v);
+        let ty = tensor(f, mask)?;
+        if *rows == ty.shape[row] {
+            return Ok(mask.into());
         }
-        tile_once(f, patch, reader, v, row, times).ok_or(NoMatch::UNRELATED)
+        if let Some(tile) = tile_before(f, reader, mask, row, rows) {
+            return Ok(tile.into());
+        }
+        let name = format!("{}_rows", f.value(mask).name());
+        let reps = match rows.checked_div(&ty.shape[row]).and_then(|n| n.as_known()) {
+            Some(times) => reps(ty.rank(), row, times).map(Input::Const),
+            None => self.computed_reps(f, patch, mask, row, rows, &name).map(Input::One),
+        };
+        let tile = tile_by(f, patch, mask.into(), row, rows, reps.ok_or(NoMatch::UNRELATED)?, &name);
+        let tile = tile.ok_or(NoMatch::UNRELATED)?;
+        patch.bytes_added += 2 * patch.type_of(f, &tile).and_then(|t| t.byte_len()).unwrap_or(0);
+        Ok(tile)
+    }
+
+    /// The repetitions that give a mask, of one row or one per query, this multiple of the query's rows.
+    fn computed_reps(
+        &self,
+        f: &Function,
+        patch: &mut Patch,
+        mask: ValueId,
+        row: usize,
+        rows: &Dim,
+        name: &str,
+    ) -> Option<Ref> {
+        let own = &f.tensor(mask)?.shape;
+        let only = |size: &Dim| {
+            let mut sizes = vec![Dim::known(1); own.len()];
+            sizes[row] = size.clone();
+            sizes
+        };
+        let wanted = patch.shape_from(f, self.query_value, &format!("{name}_wanted"), &only(rows))?;
+        let there = patch.shape_from(f, mask, &format!("{name}_there"), &only(&own[row]))?;
+        let ty = patch.type_of(f, &there)?;
+        Some(patch.op("floor_div", format!("{name}_times"), [("x", wanted), ("y", there)], ty))
     }
 }

@@ -7,10 +7,11 @@
 use crate::analysis::spelling::{MAX_RANK, Order};
 use crate::analysis::traffic::{batched_operands, value_bytes};
 use crate::ir::{Dim, Function, Literal, OpId, Operand, TensorType, ValueId};
-use crate::opset::is_elementwise;
+use crate::opset::{is_elementwise, views};
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, is_returned};
 
-use super::regroup::{Fold, is_data, member};
+use super::member::{is_data, member};
+use super::regroup::Fold;
 use super::shared::{Heads, Shared, shared, tensor, tile};
 
 pub(super) fn sink_repeat(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
@@ -26,7 +27,7 @@ pub(super) fn sink_repeat(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> 
     let all_heads = heads.kv_heads.checked_mul(&heads.group).ok_or(NoMatch::UNRELATED)?;
     let fold = Fold { axis, head: vec![all_heads.clone()], folded: vec![heads.kv_heads.clone()] };
     member(f, &fold, op, f.op(op).block()).map_err(|_| NoMatch::UNRELATED)?;
-    if !lands_in_products(f, result) {
+    if !lands_in_products(cx, result, axis, &heads) {
         return Err(NoMatch::UNRELATED);
     }
 
@@ -68,7 +69,7 @@ fn repeated_operand(cx: &Context<'_>, op: OpId) -> Option<(usize, Shared)> {
         }
         let missing = rank - f.tensor(v)?.rank();
         for axis in 0..f.tensor(v)?.rank() {
-            if let (0, Ok(shared)) = (missing, shared(cx, op, v, axis, false)) {
+            if let (0, Ok(shared)) = (missing, shared(cx, op, v, axis, None)) {
                 return Some((axis, shared));
             }
         }
@@ -93,13 +94,11 @@ fn data(
     match operand {
         _ if alike && f.op(op).kind() != "concat" => Ok(Input::like(f, operand)),
         Operand::Value(v) if missing == 0 => {
-            let own = shared(cx, op, *v, fold.axis, false).map_err(|_| NoMatch::UNRELATED)?;
+            let own = shared(cx, op, *v, fold.axis, None).map_err(|_| NoMatch::UNRELATED)?;
             if own.heads != *heads {
                 return Err(NoMatch::UNRELATED);
             }
-            let mut small = ty.shape.to_vec();
-            small[fold.axis] = heads.kv_heads.clone();
-            Ok(Input::One(own.operand(f, patch, *v, small)?.0))
+            Ok(Input::One(own.operand(f, patch, *v, &own.shape)?.0))
         }
         _ => Err(NoMatch::UNRELATED),
     }
@@ -162,14 +161,18 @@ const PASSES: &[&str] = &[
     "split",
     "squeeze",
     "stack",
+    "tile",
     "transpose",
 ];
 
-/// Whether everything computed from a value by further views and ops of this kind ends in products.
-fn lands_in_products(f: &Function, v: ValueId) -> bool {
-    let mut seen = vec![v];
+/// Whether everything computed from a value by further views and ops of this kind ends in products, and none of them tells
+/// the heads of a group apart.
+fn lands_in_products(cx: &Context<'_>, v: ValueId, axis: usize, heads: &Heads) -> bool {
+    let f = cx.f;
+    // With the head axis, where it is known.
+    let mut seen = vec![(v, Some(axis))];
     let mut at = 0;
-    while let Some(&v) = seen.get(at) {
+    while let Some(&(v, axis)) = seen.get(at) {
         at += 1;
         if is_returned(f, v) || f.value(v).uses().is_empty() {
             return false;
@@ -181,15 +184,84 @@ fn lands_in_products(f: &Function, v: ValueId) -> bool {
             }
             let kind = f.op(user).kind().as_str();
             let passes = is_elementwise(kind) || kind.starts_with("reduce_") || PASSES.contains(&kind);
-            if !passes || seen.len() > 256 {
+            if !passes || seen.len() > 256 || !axis.is_none_or(|a| Alike::new(cx, user, heads).treats(user, a)) {
                 return false;
             }
             for &r in f.op(user).results() {
-                if !seen.contains(&r) {
-                    seen.push(r);
+                if !seen.iter().any(|(w, _)| *w == r) {
+                    seen.push((r, axis.and_then(|a| axis_behind(f, user, v, r, a))));
                 }
             }
         }
     }
     true
+}
+
+/// Where an axis of an operand is in a result; `None` where that is not known.
+fn axis_behind(f: &Function, op: OpId, operand: ValueId, result: ValueId, axis: usize) -> Option<usize> {
+    let (from, to) = (f.tensor(operand)?, f.tensor(result)?);
+    let axis = match f.op(op).kind().as_str() {
+        "transpose" => views::Transpose::of(f, op)?.perm.iter().position(|&p| p == axis)?,
+        "reshape" | "flatten2d" | "expand_dims" | "squeeze" | "stack" => return None,
+        _ if from.rank() == to.rank() => axis,
+        _ => return None,
+    };
+    (from.shape.get(axis)? == to.shape.get(axis)? || f.op(op).kind() == "transpose").then_some(axis)
+}
+
+/// Whether values are the same for all heads of a group, as far as can be seen.
+struct Alike<'c, 'f> {
+    cx: &'c Context<'f>,
+    reader: OpId,
+    heads: &'c Heads,
+    seen: Vec<ValueId>,
+}
+
+impl<'c, 'f> Alike<'c, 'f> {
+    fn new(cx: &'c Context<'f>, reader: OpId, heads: &'c Heads) -> Self {
+        Alike { cx, reader, heads, seen: Vec::new() }
+    }
+
+    /// Whether an op whose result has the heads on this axis treats them alike.
+    fn treats(&mut self, op: OpId, axis: usize) -> bool {
+        let f = self.cx.f;
+        let kind = f.op(op).kind().as_str();
+        let Some(rank) = f.op(op).results().first().and_then(|&r| f.tensor(r)).map(TensorType::rank) else {
+            return true;
+        };
+        let mixes = is_elementwise(kind) || kind == "concat";
+        !mixes
+            || f.op(op).operands().iter().enumerate().all(|(i, operand)| {
+                let is_data = f.op(op).param_of(i).is_some_and(|p| is_data(kind, p));
+                !is_data || self.is(operand, axis, rank)
+            })
+    }
+
+    /// Whether an operand of an op of this rank is.
+    fn is(&mut self, operand: &Operand, axis: usize, rank: usize) -> bool {
+        let f = self.cx.f;
+        let Some(ty) = f.operand_type(operand).as_tensor() else { return true };
+        let missing = rank.saturating_sub(ty.rank());
+        let Some(axis) = axis.checked_sub(missing).filter(|&a| ty.shape.get(a).is_some_and(|d| !d.is_one())) else {
+            return true;
+        };
+        let Some(v) = operand.as_value() else { return false };
+        if self.seen.contains(&v) || shared(self.cx, self.reader, v, axis, None).is_ok_and(|s| s.heads == *self.heads) {
+            return true;
+        }
+        self.seen.push(v);
+        let Some(op) = f.producer(v).filter(|_| self.seen.len() < 64) else { return false };
+        match f.op(op).kind().as_str() {
+            kind if is_elementwise(kind) || kind == "concat" => self.treats(op, axis),
+            kind if kind.starts_with("reduce_") || PASSES.contains(&kind) => {
+                let Some(x) = f.op(op).param("x").first() else { return true };
+                let axis = match views::Transpose::of(f, op) {
+                    Some(transpose) => transpose.perm.get(axis).copied(),
+                    None => x.as_value().and_then(|x| axis_behind(f, op, x, v, axis)),
+                };
+                axis.is_none_or(|axis| self.is(x, axis, ty.rank()))
+            }
+            _ => false,
+        }
+    }
 }

@@ -2,13 +2,14 @@
 //!
 //! MIL knows `bchw,bwhu->bchu` and `chw,whr->chr`, up to renaming: a product per head `h` with the heads between the
 //! matrices' axes. The group moves into the axis that only the other operand has: into `u` for a repeated left operand,
-//! which is a view in grouped order, into `c` for a repeated right one.
+//! which is a view in grouped order, into `c` for a repeated right one, which is a view in interleaved order.
 
 use crate::analysis::spelling::is_view;
 use crate::analysis::traffic::value_bytes;
 use crate::ir::{Function, Literal, OpId, TensorType, ValueId};
 use crate::rewrite::{Context, Input, NoMatch, Patch};
 
+use super::reasons::unrepeated;
 use super::shared::{gains, repeated, shared, tensor};
 
 pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
@@ -20,23 +21,21 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     // The equations have the same axes but for the batch in front.
     let heads_axis = out.rank().checked_sub(2).filter(|_| is_product_per_head(equation)).ok_or(NoMatch::UNRELATED)?;
     let (repeats, other, into) = match (repeated(cx, x), repeated(cx, y)) {
-        (false, false) => return Err(NoMatch::because("neither operand is a repeated view")),
+        (false, false) => return Err(unrepeated(cx, &[x, y], "neither operand is a repeated view")),
         (true, _) => (x, y, heads_axis + 1),
         (false, true) => (y, x, heads_axis - 1),
     };
     if tensor(f, x)?.shape[heads_axis] != tensor(f, y)?.shape[heads_axis] {
         return Err(NoMatch::because("one operand has a single head").remedy("the product is spelled with matmul"));
     }
-    let once = shared(cx, op, repeats, heads_axis, false)?;
+    let once = shared(cx, op, repeats, heads_axis, None)?;
     let heads = &once.heads;
     let rows = heads.moved(other, &tensor(f, other)?.shape, heads_axis, into).ok_or(NoMatch::UNRELATED)?;
     let back = heads.moved_back(result, &out.shape, heads_axis, into).ok_or(NoMatch::UNRELATED)?;
 
     let mut patch = Patch::before(op);
     let name = f.value(result).name().as_str();
-    let mut small = tensor(f, repeats)?.shape.to_vec();
-    small[heads_axis] = heads.kv_heads.clone();
-    let (single, moved) = once.operand(f, &mut patch, repeats, small)?;
+    let (single, moved) = once.operand(f, &mut patch, repeats, &once.shape)?;
     let grouped = patch.steps(f, other, &format!("{name}_rows"), &rows.steps).ok_or(NoMatch::UNRELATED)?;
     let values = if repeats == x { [single, grouped] } else { [grouped, single] };
     let inputs = [
@@ -45,7 +44,9 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
     ];
     let ty = TensorType::new(out.dtype, back.shape.iter().cloned());
     let product = patch.op("einsum", format!("{name}_grouped"), inputs, ty);
-    let at = patch.steps(f, product, name, &back.steps).ok_or(NoMatch::UNRELATED)?;
+    let at = patch
+        .steps(f, product, name, &back.steps)
+        .ok_or_else(|| NoMatch::because("the rows and the keys both have a size that is not known"))?;
     patch.replace(result, at);
 
     patch.bytes_saved = once.bytes_saved(f, op, repeats)?;
@@ -56,7 +57,7 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
             patch.bytes_added += 2 * value_bytes(f, v);
         }
     }
-    if out.known_shape().is_some() {
+    if [out, tensor(f, repeats)?].iter().all(|t| t.known_shape().is_some()) {
         gains(&patch)?;
     }
     patch.form = format!("einsum: {}", heads.describe());

@@ -1,15 +1,14 @@
 //! Folding one `matmul`.
 
-use crate::analysis::layout::Layout;
-use crate::analysis::liveness::dying_without;
 use crate::analysis::spelling;
 use crate::analysis::traffic::value_bytes;
 use crate::ir::{DType, Dim, Function, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, loss};
+use crate::rewrite::{Context, Input, NoMatch, Patch, Ref};
 
 use super::commute::repeat;
-use super::shared::{Shared, gains, reads_overwritten_state, repeated, shared, tensor};
+use super::reasons::unrepeated;
+use super::shared::{Shared, gains, repeated, shared, tensor, tile};
 use super::{Lowering, hazards};
 
 /// Bytes that may move for each byte that is saved before rows give way to batch axes: one in this many.
@@ -23,7 +22,7 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId, lowering: Lowering) -> Result<Pat
     let (on_y, on_x) = (repeated(cx, m.y), repeated(cx, m.x));
     if !on_y && !on_x {
         return Err(match rank >= 3 && f.const_value(m.y).is_none() && f.const_value(m.x).is_none() {
-            true => NoMatch::because("neither operand is a repeated view: multi-head attention, or grouped already"),
+            true => unrepeated(cx, &[m.x, m.y], "neither operand is a repeated view"),
             false => NoMatch::UNRELATED,
         });
     }
@@ -35,9 +34,6 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId, lowering: Lowering) -> Result<Pat
     if x.dtype != y.dtype {
         return Err(NoMatch::because("the operands have different element types").remedy("both are cast to one type"));
     }
-    if let Some(patch) = broadcast(cx, op, &m) {
-        return Ok(patch);
-    }
     let side = |right: bool| Fold::new(cx, op, &m, right).and_then(|fold| fold.patch(lowering));
     match (on_y, on_x) {
         (true, false) => side(true),
@@ -46,61 +42,8 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId, lowering: Lowering) -> Result<Pat
     }
 }
 
-/// A repeat that fills a whole batch axis in front of the heads (beams) is what `matmul` does by broadcasting.
-fn broadcast(cx: &Context<'_>, op: OpId, m: &views::Matmul) -> Option<Patch> {
-    let f = cx.f;
-    let &[result] = f.op(op).results() else { return None };
-    let out = f.tensor(result)?;
-    [(m.y, m.x, "y"), (m.x, m.y, "x")].into_iter().find_map(|(repeated, other, param)| {
-        let (own, others) = (&f.tensor(repeated)?.shape, &f.tensor(other)?.shape);
-        let (layout, axis) = (0..own.len().checked_sub(3)?).find_map(|axis| {
-            let fills = |l: &&Layout| !own[axis].is_one() && spelling::repeats_only(&l.axes[axis]);
-            let layouts = cx.layouts.of(repeated);
-            (own[axis] == others[axis]).then(|| layouts.iter().skip(1).find(fills).cloned())?.map(|l| (l, axis))
-        })?;
-        let mut once = layout.clone();
-        once.axes[axis].clear();
-        let mut small = own.to_vec();
-        small[axis] = Dim::known(1);
-        let steps = spelling::spell(&f.tensor(layout.source)?.shape, &once, &small)?;
-        if reads_overwritten_state(f, op, layout.source) || dying_carries_loss(f, op, repeated, layout.source) {
-            return None;
-        }
-
-        let mut patch = Patch::before(op);
-        let shared = patch.steps(f, layout.source, &format!("{}_shared", f.value(repeated).name()), &steps)?;
-        let (x, y) = if param == "x" { (shared, m.y.into()) } else { (m.x.into(), shared) };
-        let name = f.value(result).name().as_str();
-        let out = product(&mut patch, name, [(x, m.transpose_x), (y, m.transpose_y)], out.dtype, &out.shape);
-        patch.replace(result, out);
-        patch.bytes_saved = value_bytes(f, repeated);
-        patch.bytes_added = if spelling::is_view(&steps) { 0 } else { 2 * value_bytes(f, layout.source) };
-        patch.form = format!("the product broadcasts batch axis {axis}");
-        (patch.bytes_saved > patch.bytes_added || !known(f, repeated)).then_some(patch)
-    })
-}
-
-fn dying_carries_loss(f: &Function, reader: OpId, v: ValueId, source: ValueId) -> bool {
-    dying_without(f, reader, v, source).into_iter().any(|op| loss(f, op).is_some())
-}
-
 fn known(f: &Function, v: ValueId) -> bool {
     f.tensor(v).is_some_and(|t| spelling::unknowns(&t.shape) == 0)
-}
-
-/// Adds a `matmul`.
-fn product(patch: &mut Patch, name: &str, [(x, tx), (y, ty)]: [(Ref, bool); 2], dtype: DType, shape: &[Dim]) -> Ref {
-    patch.op(
-        "matmul",
-        format!("{name}_grouped"),
-        [
-            ("x", Input::One(x)),
-            ("y", Input::One(y)),
-            ("transpose_x", Input::Const(Literal::bool(tx))),
-            ("transpose_y", Input::Const(Literal::bool(ty))),
-        ],
-        TensorType::new(dtype, shape.iter().cloned()),
-    )
 }
 
 /// A matmul of which one operand is repeated.
@@ -127,7 +70,7 @@ impl<'c, 'f> Fold<'c, 'f> {
             false => ((m.x, m.transpose_x), (m.y, m.transpose_y)),
         };
         let axis = tensor(f, repeated)?.rank() - 3;
-        let shared = shared(cx, op, repeated, axis, true)?;
+        let shared = shared(cx, op, repeated, axis, Some(&tensor(f, other)?.shape))?;
         let &[result] = f.op(op).results() else { return Err(NoMatch::UNRELATED) };
         if tensor(f, result)?.rank() != axis + 3 {
             return Err(NoMatch::UNRELATED);
@@ -140,8 +83,11 @@ impl<'c, 'f> Fold<'c, 'f> {
     }
 
     fn patch(&self, lowering: Lowering) -> Result<Patch, NoMatch> {
-        if self.shape(self.other)[self.axis].is_one() {
-            return self.multiply_once();
+        let alike = shared(self.cx, self.op, self.other, self.axis, Some(self.shape(self.repeated))).ok();
+        let alike = alike.filter(|other| other.heads == self.shared.heads);
+        let one_head = self.shape(self.other)[self.axis].is_one();
+        if alike.is_some() || one_head || self.shared.heads.group.is_one() {
+            return self.multiply_once(alike.as_ref());
         }
         if self.shape(self.other)[self.axis] != self.shape(self.repeated)[self.axis] {
             return Err(NoMatch::because("the operands are not provably of as many heads"));
@@ -152,7 +98,9 @@ impl<'c, 'f> Fold<'c, 'f> {
             Lowering::Rows => rows?,
             Lowering::BatchAxes => batch()?,
             Lowering::Auto => match rows {
-                Ok(patch) if patch.bytes_added.saturating_mul(FEW) <= patch.bytes_saved => patch,
+                Ok(patch) if patch.bytes_added.saturating_mul(FEW) <= patch.bytes_saved && !self.has_open_lengths() => {
+                    patch
+                }
                 Ok(patch) => batch().unwrap_or(patch),
                 Err(no) => batch().map_err(|_| no)?,
             },
@@ -168,36 +116,90 @@ impl<'c, 'f> Fold<'c, 'f> {
         [self.repeated, self.other, self.result].iter().all(|&v| known(self.cx.f, v))
     }
 
-    /// One head times copies of others: the product with each of the others once, then copies of the product.
-    fn multiply_once(&self) -> Result<Patch, NoMatch> {
+    /// Whether both lengths are unknown: reshapes to rows and back need shapes that are computed, and a mask of unknown rows
+    /// keeps them.
+    fn has_open_lengths(&self) -> bool {
+        [self.other, self.result].iter().any(|&v| spelling::unknowns(self.shape(v)) > 1)
+    }
+
+    /// Copies times one head, or times what is copied alike: the product of each head once, then copies of the product. A
+    /// repeat that fills batch axes in front of the heads (beams) is what `matmul` does by broadcasting.
+    fn multiply_once(&self, alike: Option<&Shared>) -> Result<Patch, NoMatch> {
         let f = self.cx.f;
         let heads = &self.shared.heads;
         let mut patch = Patch::before(self.op);
-        let mut small = self.shape(self.repeated).to_vec();
-        small[self.axis] = heads.kv_heads.clone();
-        let (once, moved) = self.shared.operand(f, &mut patch, self.repeated, small)?;
-        let once = (once, self.repeated_transposed != self.shared.flipped);
-        let other = (self.other.into(), self.other_transposed);
-        let mut out = self.shape(self.result).to_vec();
-        if out[self.axis] != self.shape(self.repeated)[self.axis] {
-            return Err(NoMatch::UNRELATED);
+        let once = self.one_each(&mut patch, self.repeated, self.repeated_transposed, &self.shared)?;
+        let (other, other_shape) = match alike {
+            Some(shared) => (self.one_each(&mut patch, self.other, self.other_transposed, shared)?, &shared.shape[..]),
+            None => ((self.other.into(), self.other_transposed), self.shape(self.other)),
+        };
+        let all = self.shape(self.result);
+        let mut out = all.to_vec();
+        for (i, size) in out.iter_mut().enumerate().take(self.axis + 1) {
+            let [a, b] = [&self.shared.shape[i], &other_shape[i]];
+            *size = if a.is_one() { b.clone() } else { a.clone() };
         }
-        out[self.axis] = heads.kv_heads.clone();
         let operands = if self.right { [other, once] } else { [once, other] };
-        let each = self.matmul(&mut patch, operands, &out);
-        let name = f.value(self.result).name().as_str();
-        let copies = repeat(f, &mut patch, each, name, &out, self.axis, heads)
-            .ok_or_else(|| NoMatch::because("copies of the product would have more than five axes"))?;
-        patch.replace(self.result, copies);
-        if !self.is_known() {
-            return Err(NoMatch::because("one head is multiplied by copies of a size that is not known"));
+        let mut at = self.matmul(&mut patch, operands, &out);
+        if out[..] != *all {
+            self.check_copies(&mut patch, &out)?;
+            at = self.copied(&mut patch, at, &out)?;
         }
-        let group = heads.group.as_known().unwrap_or(1).max(1);
-        patch.bytes_added = moved + 2 * value_bytes(f, self.result) / group;
+        patch.replace(self.result, at);
         patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
-        gains(&patch)?;
-        patch.form = format!("multiplied once, the product repeated: {}", heads.describe());
+        if let Some(shared) = alike.filter(|_| self.other != self.repeated) {
+            patch.bytes_saved += shared.bytes_saved(f, self.op, self.other)?;
+        }
+        if self.is_known() {
+            gains(&patch)?;
+        }
+        patch.form = match out[..] == *all {
+            true => "the product broadcasts the copies of whole batches".into(),
+            false => format!("multiplied once, the product repeated: {}", heads.describe()),
+        };
         Ok(patch)
+    }
+
+    /// Counts the product of this shape, which is written and read besides its copies.
+    fn check_copies(&self, patch: &mut Patch, once: &[Dim]) -> Result<(), NoMatch> {
+        let unknown = || {
+            NoMatch::because("the product of each head would be copied, and its size is not known")
+                .remedy("the sizes are fixed")
+        };
+        let times = Dim::product(self.shape(self.result)).zip(Dim::product(once));
+        let times = times.and_then(|(all, once)| all.checked_div(&once)?.as_known()).filter(|&n| n > 0);
+        patch.bytes_added +=
+            2 * value_bytes(self.cx.f, self.result) / times.filter(|_| self.is_known()).ok_or_else(unknown)?;
+        Ok(())
+    }
+
+    /// The product of this shape with its heads and batches copied.
+    fn copied(&self, patch: &mut Patch, product: Ref, once: &[Dim]) -> Result<Ref, NoMatch> {
+        let (f, all) = (self.cx.f, self.shape(self.result));
+        let name = f.value(self.result).name().as_str();
+        let mut at = product;
+        if once[self.axis] != all[self.axis] {
+            at = repeat(f, patch, at, name, once, self.axis, &self.shared.heads)
+                .ok_or_else(|| NoMatch::because("copies of the product would have more than five axes"))?;
+        }
+        for i in (0..self.axis).filter(|&i| once[i] != all[i]) {
+            let times = all[i].as_known().ok_or(NoMatch::UNRELATED)?;
+            at = tile(f, patch, at, i, times, &format!("{name}_again")).ok_or(NoMatch::UNRELATED)?;
+        }
+        Ok(at)
+    }
+
+    /// A repeated operand without its repeats, and whether it is read transposed.
+    fn one_each(
+        &self,
+        patch: &mut Patch,
+        repeated: ValueId,
+        transposed: bool,
+        shared: &Shared,
+    ) -> Result<(Ref, bool), NoMatch> {
+        let (once, moved) = shared.operand(self.cx.f, patch, repeated, &shared.shape)?;
+        patch.bytes_added += moved;
+        Ok((once, transposed != shared.flipped))
     }
 
     /// `y[…, heads, q, k]` as rows: `[…, kv_heads, group·q, k]`, times the shared columns `[…, kv_heads, k, n]`; for a
@@ -212,10 +214,6 @@ impl<'c, 'f> Fold<'c, 'f> {
         let rows = heads.to_rows(self.other, other, axis, row, inner).ok_or(NoMatch::UNRELATED)?;
         let (row, column) = if self.right { (axis + 1, axis + 2) } else { (axis + 2, axis + 1) };
         let back = heads.rows_back(self.result, out, axis, row, column).ok_or(NoMatch::UNRELATED)?;
-        if [&rows, &back].iter().any(|s| spelling::cost(&s.steps) >= spelling::COMPUTED_RESHAPE_COST) {
-            return Err(NoMatch::because("the rows and the keys both have a size that is not known")
-                .remedy("the lowering is batch axes or one of the sizes is fixed"));
-        }
         let moves = !spelling::is_view(&rows.steps) || !spelling::is_view(&back.steps);
         if moves && !self.is_known() {
             return Err(NoMatch::because("rows would move data of a size that is not known")
@@ -225,13 +223,14 @@ impl<'c, 'f> Fold<'c, 'f> {
         let mut patch = Patch::before(self.op);
         let name = f.value(self.result).name().as_str();
         let x = patch.steps(f, self.other, &format!("{name}_rows"), &rows.steps).ok_or(NoMatch::UNRELATED)?;
-        let mut shared_shape = self.shape(self.repeated).to_vec();
-        shared_shape[axis] = heads.kv_heads.clone();
-        let (columns, moved) = self.shared.operand(f, &mut patch, self.repeated, shared_shape)?;
+        let (columns, moved) = self.shared.operand(f, &mut patch, self.repeated, &self.shared.shape)?;
         // On the left, the repeated operand's rows become columns.
         let by_row = (self.repeated_transposed == self.right) != self.shared.flipped;
         let product = self.matmul(&mut patch, [(x, false), (columns, by_row)], &back.shape);
-        let out = patch.steps(f, product, name, &back.steps).ok_or(NoMatch::UNRELATED)?;
+        let out = patch.steps(f, product, name, &back.steps).ok_or_else(|| {
+            NoMatch::because("the rows and the keys both have a size that is not known")
+                .remedy("the lowering is batch axes or one of the sizes is fixed")
+        })?;
         patch.replace(self.result, out);
         for (v, spelled) in [(self.other, &rows), (self.result, &back)] {
             patch.bytes_added += if spelling::is_view(&spelled.steps) { 0 } else { 2 * value_bytes(f, v) };
@@ -260,7 +259,7 @@ impl<'c, 'f> Fold<'c, 'f> {
         let split_other = with(self.shape(self.other), &split);
         let other = patch.reshape(f, self.other, &format!("{name}_heads"), &split_other).ok_or(NoMatch::UNRELATED)?;
         let once = with(self.shape(self.repeated), &once);
-        let (one_each, moved) = self.shared.operand(f, &mut patch, self.repeated, once)?;
+        let (one_each, moved) = self.shared.operand(f, &mut patch, self.repeated, &once)?;
         let other = (other, self.other_transposed);
         let one_each = (one_each, self.repeated_transposed != self.shared.flipped);
         let operands = if self.right { [other, one_each] } else { [one_each, other] };
@@ -275,9 +274,19 @@ impl<'c, 'f> Fold<'c, 'f> {
         Ok(patch)
     }
 
-    fn matmul(&self, patch: &mut Patch, operands: [(Ref, bool); 2], shape: &[Dim]) -> Ref {
+    fn matmul(&self, patch: &mut Patch, [(x, tx), (y, ty)]: [(Ref, bool); 2], shape: &[Dim]) -> Ref {
         let f = self.cx.f;
         let dtype = f.tensor(self.result).map_or(DType::F16, |t| t.dtype);
-        product(patch, f.value(self.result).name().as_str(), operands, dtype, shape)
+        patch.op(
+            "matmul",
+            format!("{}_grouped", f.value(self.result).name()),
+            [
+                ("x", Input::One(x)),
+                ("y", Input::One(y)),
+                ("transpose_x", Input::Const(Literal::bool(tx))),
+                ("transpose_y", Input::Const(Literal::bool(ty))),
+            ],
+            TensorType::new(dtype, shape.iter().cloned()),
+        )
     }
 }

@@ -9,7 +9,7 @@
 //! folded shape and follows what they read, into the projection's own reshape.
 //!
 //! Members: elementwise ops, `select`, `cast`, softmax, cumsum and reductions along other axes, `concat`, `split`,
-//! slices and `pad` that leave both axes whole, `expand_dims` / `squeeze` behind them, `fill_like`.
+//! slices, `pad` and `tile` that leave both axes whole, `expand_dims` / `squeeze` behind them, `fill_like`.
 //!
 //! An operand from outside is free when it has extent one on both axes, when its layout only repeats there, when it is a
 //! constant (its declared shape changes, its bytes do not), or when one reshape regroups it.
@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::analysis::layout::{Layouts, normalise, takes_all};
+use crate::analysis::layout::{Layouts, normalise};
 use crate::analysis::spelling::{self, Step};
 use crate::analysis::traffic::value_bytes;
 use crate::ir::{BlockId, Dim, Function, Literal, OpId, Operand, TensorType, Use, ValueId};
@@ -28,6 +28,7 @@ use crate::opset::{is_elementwise, views};
 use crate::rewrite::{Budget, Fired, Keeps, NoMatch, Outcome, Patch, PatchError, Ref, Transaction, is_returned};
 
 use super::Masks;
+use super::member::{is_data, member};
 use super::shared::{tile_before, tile_once};
 
 /// Sinks every reshape into head layout among those that `is_new` admits, as far as it pays.
@@ -41,7 +42,9 @@ pub(super) fn sink(f: &mut Function, is_new: impl Fn(OpId) -> bool, masks: Masks
         let Some(fold) = Fold::undone_by(f, op) else { continue };
         let region = Region::below(f, fold, op, masks);
         done.extend(region.entries.iter().copied());
-        if !region.members.is_empty() && !region.settle(f, op, "sunk", budget, &mut outcome) {
+        if region.members.is_empty() {
+            outcome.decline(region.stuck(f, &is_new).and_then(|no| no.declined(f.describe(op))));
+        } else if !region.settle(f, op, "sunk", budget, &mut outcome) {
             break;
         }
     }
@@ -101,11 +104,11 @@ impl Fold {
         Fold::shapes(f, reshape).and_then(|(from, to)| Fold::between(from, to))
     }
 
-    fn is_head_layout(&self, shape: &[Dim]) -> bool {
+    pub(super) fn is_head_layout(&self, shape: &[Dim]) -> bool {
         shape.get(self.axes()) == Some(&self.head[..])
     }
 
-    fn axes(&self) -> Range<usize> {
+    pub(super) fn axes(&self) -> Range<usize> {
         self.axis..self.axis + self.head.len()
     }
 
@@ -132,11 +135,11 @@ impl Fold {
         (group.checked_mul(rows).as_ref() == Some(folded)).then(|| group.as_known())?
     }
 
-    fn touches(&self, axis: usize) -> bool {
+    pub(super) fn touches(&self, axis: usize) -> bool {
         self.axes().contains(&axis)
     }
 
-    fn is_behind(&self, axis: usize) -> bool {
+    pub(super) fn is_behind(&self, axis: usize) -> bool {
         axis >= self.axes().end
     }
 }
@@ -166,10 +169,12 @@ struct Region {
     exits: Vec<OpId>,
     /// Results of members that are read outside, or returned.
     leaks: Vec<ValueId>,
+    /// `shape` ops that ask for single sizes, and of which value of that head layout; of the folded one otherwise.
+    asked: BTreeMap<OpId, Option<ValueId>>,
     /// Operands from outside that change, by member and operand position.
     outside: BTreeMap<(OpId, usize), Outside>,
-    /// Why ops next to the region are not part of it.
-    borders: Vec<String>,
+    /// Ops next to the region, and why they are not part of it.
+    borders: Vec<(OpId, String)>,
     /// Why some operand cannot follow, and what would let it.
     blocked: Option<(String, &'static str)>,
 }
@@ -183,6 +188,7 @@ impl Region {
             members: vec![],
             exits: vec![],
             leaks: vec![],
+            asked: BTreeMap::new(),
             outside: BTreeMap::new(),
             borders: vec![],
             blocked: None,
@@ -209,6 +215,10 @@ impl Region {
                     region.exits.push(user);
                     continue;
                 }
+                if let Some(of) = region.asks(f, entry, user) {
+                    region.asked.insert(user, of);
+                    continue;
+                }
                 match member(f, &region.fold, user, f.op(entry).block()) {
                     Ok(()) => {
                         region.members.push(user);
@@ -216,7 +226,7 @@ impl Region {
                         work.extend(region.join_entries(f, user));
                     }
                     Err(reason) => {
-                        region.borders.push(format!("{} {reason}", f.describe(user)));
+                        region.borders.push((user, format!("{} {reason}", f.describe(user))));
                         leaks = true;
                     }
                 }
@@ -273,6 +283,21 @@ impl Region {
         self.members.sort_by_key(|op| order.get(op));
         self.look_outside(f);
         self
+    }
+
+    /// Of which value a `shape` op can ask for its sizes when its operand is folded: those of other axes of the folded
+    /// value itself (`None`), those of the two axes of the operand of the product that has them.
+    fn asks(&self, f: &Function, entry: OpId, op: OpId) -> Option<Option<ValueId>> {
+        let axes = sizes_read(f, op)?;
+        if !axes.iter().any(|&a| self.fold.touches(a)) {
+            return Some(None);
+        }
+        let product = f.producer(f.op(entry).value("x")?)?;
+        let operands = f.op(product).operands().iter().filter_map(|o| f.producer(o.as_value()?));
+        let heads = operands.filter_map(|regrouped| f.op(regrouped).value("x").filter(|_| is_reshaping(f, regrouped)));
+        let whole = |v: &ValueId| f.tensor(*v).is_some_and(|t| self.fold.is_head_layout(&t.shape));
+        let all_touch = axes.iter().all(|&a| self.fold.touches(a));
+        heads.into_iter().find(whole).filter(|_| all_touch).map(Some)
     }
 
     /// Further folds whose output a member reads join the region.
@@ -335,8 +360,10 @@ impl Region {
 
     /// Reshapes that go, less those that come.
     fn gain(&self, f: &Function) -> i64 {
-        let read_by_members =
-            |v: ValueId| f.value(v).uses().iter().all(|u| u.op().is_some_and(|user| self.members.contains(&user)));
+        let read_by_members = |v: ValueId| {
+            let inside = |user: OpId| self.members.contains(&user) || self.asked.contains_key(&user);
+            f.value(v).uses().iter().all(|u| u.op().is_some_and(inside))
+        };
         let added: BTreeSet<ValueId> = self
             .outside
             .values()
@@ -357,7 +384,7 @@ impl Region {
         let mut tiled = BTreeMap::new();
         for (&(op, _), outside) in &self.outside {
             if let Outside::Tiled(v, axis, group) = *outside
-                && tile_before(f, op, v, axis, group).is_none()
+                && tile_before(f, op, v, axis, &self.fold.folded[1]).is_none()
             {
                 tiled.insert((v, axis), 2 * group * value_bytes(f, v));
             }
@@ -366,15 +393,22 @@ impl Region {
     }
 
     fn refusal(&self, f: &Function) -> Option<NoMatch> {
-        let stay = |reason: &str| NoMatch::because(format!("the reshapes stay: {reason}")).keeping(Keeps::Reshapes);
         match &self.blocked {
             Some((reason, remedy)) => Some(stay(reason).remedy(*remedy)),
             None if self.gain(f) > 0 => None,
             None => Some(match self.borders.first() {
-                Some(border) => stay(border).remedy("that op keeps heads and rows apart, or does not read the scores"),
+                Some((_, border)) => stay(border).remedy(BORDER_REMEDY),
                 None => stay("as many would have to be added as would go").remedy("another folded product reads them"),
             }),
         }
+    }
+
+    /// Why a reshape whose first readers are borders stays, if those are ops of the model. A further view becomes one with
+    /// it.
+    fn stuck(&self, f: &Function, is_new: &impl Fn(OpId) -> bool) -> Option<NoMatch> {
+        let is_view = |op: OpId| f.op(op).kind() == "transpose" || is_reshaping(f, op);
+        let (_, border) = self.borders.iter().find(|(op, _)| !is_view(*op) && !is_new(*op))?;
+        Some(stay(border).remedy(BORDER_REMEDY))
     }
 
     /// Moves the region, or says why not; `false` when the budget is spent.
@@ -402,9 +436,14 @@ impl Region {
             let (folded, v) = (t.op(entry).value("x"), t.op(entry).results()[0]);
             let Some(folded) = folded else { continue };
             for u in t.value(v).uses().to_vec() {
-                if u.op().is_some_and(|op| self.members.contains(&op)) {
+                if u.op().is_some_and(|op| self.members.contains(&op) || self.asked.contains_key(&op)) {
                     t.set_use(u, folded)?;
                 }
+            }
+        }
+        for (&op, of) in &self.asked {
+            if let Some(v) = *of {
+                t.set_use(Use::Op { op, operand: 0 }, v)?;
             }
         }
         let mut made: Vec<(&Outside, ValueId)> = Vec::new();
@@ -474,7 +513,8 @@ impl Region {
         let (Some(op), Some(ty)) = (t.producer(v), t.tensor(v)) else { return Ok(()) };
         let name = t.value(v).name().clone();
         let head = self.fold.unfold(&ty.shape).ok_or_else(|| unsized_value(&name))?;
-        let inside = |user: OpId| self.members.contains(&user) || self.exits.contains(&user);
+        let inside =
+            |user: OpId| self.members.contains(&user) || self.exits.contains(&user) || self.asked.contains_key(&user);
         let uses: Vec<Use> =
             t.value(v).uses().iter().copied().filter(|u| u.op().is_none_or(|user| !inside(user))).collect();
         let mut patch = Patch::before(op);
@@ -512,6 +552,12 @@ impl Outside {
     }
 }
 
+const BORDER_REMEDY: &str = "that op keeps heads and rows apart, or does not read the scores";
+
+fn stay(reason: &str) -> NoMatch {
+    NoMatch::because(format!("the reshapes stay: {reason}")).keeping(Keeps::Reshapes)
+}
+
 fn rank(f: &Function, operand: &Operand) -> Option<usize> {
     f.operand_type(operand).as_tensor().map(TensorType::rank)
 }
@@ -524,131 +570,25 @@ fn unsized_value(name: &str) -> PatchError {
     PatchError::Stale(format!("a way to compute the shape of `{name}`"))
 }
 
+/// The axes whose sizes are read from a `shape` op, if single sizes are all that is read.
+fn sizes_read(f: &Function, op: OpId) -> Option<Vec<usize>> {
+    let &[sizes] = f.op(op).results() else { return None };
+    let rank = f.op(op).value("x").and_then(|x| f.tensor(x)).map(TensorType::rank)?;
+    if f.op(op).kind() != "shape" || is_returned(f, sizes) {
+        return None;
+    }
+    let read = |user: OpId| match f.op(user).kind().as_str() {
+        "gather" if f.op(user).value("x") == Some(sizes) => f.ints(user, "indices"),
+        _ => None,
+    };
+    let axes: Vec<i64> = f.users(sizes).into_iter().map(read).collect::<Option<Vec<_>>>()?.concat();
+    axes.into_iter().map(|axis| normalise(axis, rank)).collect()
+}
+
 /// Whether an op's result can be had by another `reshape` in its place.
 fn is_reshaping(f: &Function, op: OpId) -> bool {
     matches!(&**f.op(op).kind(), "reshape" | "expand_dims" | "squeeze" | "flatten2d")
         || f.op(op).kind() == "transpose" && crate::analysis::traffic::is_view(f, op)
-}
-
-/// Whether a parameter's elements belong to the elements of the result, rather than saying how it is computed.
-pub(super) fn is_data(kind: &str, param: &str) -> bool {
-    match kind {
-        "select" => true,
-        "concat" => param == "values",
-        "fill_like" => param == "ref_tensor",
-        _ => matches!(param, "x" | "y"),
-    }
-}
-
-/// Whether an op can compute in the folded shape, or why not.
-pub(super) fn member(f: &Function, fold: &Fold, op: OpId, block: BlockId) -> Result<(), String> {
-    let data = f.op(op);
-    if data.block() != block {
-        return Err("lies in a nested block".into());
-    }
-    if let Some(what) = data.unmodelled() {
-        return Err(format!("carries {what}, which an edit would lose"));
-    }
-    let rank = data.value("x").and_then(|x| f.tensor(x)).map_or(0, TensorType::rank);
-    let mixes = || Err(format!("({}) works along the head or the row axis", data.kind()));
-    let touches = |axis: usize| fold.touches(axis);
-    let behind = |axes: &[usize]| axes.iter().all(|&a| fold.is_behind(a));
-    match &**data.kind() {
-        kind if is_elementwise(kind) => {}
-        "fill_like" => {}
-        "softmax" => {
-            let axis = views::Softmax::of(f, op).map(|s| s.axis);
-            if axis.is_none_or(touches) {
-                return mixes();
-            }
-        }
-        "cumsum" => {
-            if normalise(f.int(op, "axis").unwrap_or(0), rank).is_none_or(touches) {
-                return mixes();
-            }
-        }
-        kind if kind.starts_with("reduce_") && !kind.starts_with("reduce_arg") => {
-            let Some(reduce) = views::Reduce::of(f, op) else { return Err("has axes that are not constant".into()) };
-            if !(reduce.axes.iter().all(|&a| !touches(a)) && (reduce.keep_dims || behind(&reduce.axes))) {
-                return mixes();
-            }
-        }
-        "concat" => {
-            let Some(concat) = views::Concat::of(f, op) else { return Err("has an axis that is not constant".into()) };
-            if touches(concat.axis) {
-                return mixes();
-            }
-        }
-        "split" => {
-            let Some(split) = views::Split::of(f, op) else { return Err("has an axis that is not constant".into()) };
-            if touches(split.axis) {
-                return mixes();
-            }
-        }
-        "slice_by_index" => {
-            let Some(slice) = views::Slice::of(f, op) else { return Err("has bounds that are not constant".into()) };
-            let whole = |a: usize| {
-                let size = data.value("x").and_then(|x| f.tensor(x)?.shape.get(a));
-                size.is_some_and(|d| slice.axes.get(a).is_some_and(|s| takes_all(s, d) && !s.squeeze))
-            };
-            if !fold.axes().all(whole) {
-                return mixes();
-            }
-            if slice.axes[..fold.axis].iter().any(|a| a.squeeze) {
-                return Err("drops an axis in front of the heads".into());
-            }
-            if !spells_whole(f, fold, op) {
-                return Err("spells the whole of an axis by bounds that hold for its size only".into());
-            }
-        }
-        "slice_by_size" => {
-            let begin = f.ints(op, "begin").unwrap_or_default();
-            if !fold.axes().all(|a| begin.get(a) == Some(&0)) {
-                return mixes();
-            }
-            if f.ints(op, "size").is_none() {
-                return Err("has a size that is computed at run time".into());
-            }
-        }
-        "pad" => {
-            let Some(pad) = f.ints(op, "pad") else { return Err("pads by amounts computed at run time".into()) };
-            let first = rank.saturating_sub(pad.len() / 2);
-            let padded = |a: usize| a >= first && pad.iter().skip(2 * (a - first)).take(2).any(|&n| n != 0);
-            if fold.axes().any(padded) {
-                return mixes();
-            }
-        }
-        "expand_dims" => {
-            let axes = views::ExpandDims::of(f, op).map(|e| e.axes);
-            if !axes.is_some_and(|a| behind(&a)) {
-                return Err("inserts an axis in front of or between heads and rows".into());
-            }
-        }
-        "squeeze" => {
-            let axes = views::Squeeze::of(f, op).map(|s| s.axes);
-            if !f.has_param(op, "axes") || !axes.is_some_and(|a| behind(&a)) {
-                return Err("drops an axis in front of or between heads and rows".into());
-            }
-        }
-        _ => return Err(format!("({}) is not an op that the reshape can pass", data.kind())),
-    }
-    let head_layout = |v: &ValueId| f.tensor(*v).is_some_and(|t| fold.is_head_layout(&t.shape));
-    if !data.results().is_empty() && data.results().iter().all(head_layout) {
-        Ok(())
-    } else {
-        Err("does not keep heads and rows where they were".into())
-    }
-}
-
-/// Whether a slice says that it takes the whole of the two axes by masks, or by bounds that can be resized: 0 and the size.
-fn spells_whole(f: &Function, fold: &Fold, op: OpId) -> bool {
-    let at = |name: &str, axis: usize| f.ints(op, name).and_then(|v| v.get(axis).copied());
-    fold.head.iter().enumerate().all(|(i, size)| {
-        let axis = fold.axis + i;
-        let begins = at("begin_mask", axis) == Some(1) || at("begin", axis) == Some(0);
-        let whole = at("end", axis).zip(size.as_known()).is_some_and(|(end, size)| end == size as i64);
-        begins && (at("end_mask", axis) == Some(1) || whole)
-    })
 }
 
 /// Why an operand from outside cannot follow, and what would let it.
@@ -712,7 +652,7 @@ fn follow(
     Err(match pair[0].is_one() {
         true => Stays {
             reason: "differs from row to row and is the same for all heads, which folded rows cannot broadcast",
-            remedy: "the masks are tiled (option masks=tile)",
+            remedy: "the masks are tiled (option masks=tile) or the lowering is batch axes (option lowering=batch-axes)",
         },
         false => Stays {
             reason: "differs from head to head and is the same for all rows, which folded rows cannot broadcast",

@@ -1,10 +1,9 @@
 //! What both consumers need: the value that exists once per KV head, and rows.
 
-use crate::analysis::layout::{Axis, Digit, Layout};
+use crate::analysis::layout::{Axis, Digit, Layout, Stride};
 use crate::analysis::liveness::dying_without;
-use crate::analysis::spelling::{self, Order, Step};
+use crate::analysis::spelling::{self, Order, Repeat, Step};
 use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
-use crate::analysis::values::Poly;
 use crate::ir::{Dim, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
 use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, loss};
@@ -48,7 +47,7 @@ impl Heads {
     fn split(&self, axis: &[Digit]) -> Option<(Axis, Axis)> {
         let heads = Layout {
             source: ValueId::new(0),
-            offset: Poly::default(),
+            offset: Stride::zero(),
             axes: [axis.iter().cloned().collect()].into_iter().collect(),
         };
         let split = heads.reshape(&self.pair(&self.kv_heads, &self.group))?;
@@ -62,12 +61,14 @@ impl Heads {
         first.into_iter().chain(second).collect()
     }
 
-    /// A tensor with its groups moved from the head axis to the front of another axis.
+    /// A tensor with its groups moved from the head axis into another one, on the side where the heads are.
     pub(super) fn moved(&self, v: ValueId, shape: &[Dim], axis: usize, into: usize) -> Option<Spelled> {
         let mut layout = Layout::identity(v, shape)?;
         let (kv_heads, group) = self.split(&layout.axes[axis])?;
         layout.axes[axis] = kv_heads;
-        layout.axes[into] = group.into_iter().chain(layout.axes[into].iter().cloned()).collect();
+        let own = std::mem::take(&mut layout.axes[into]);
+        let [first, second] = if into < axis { [own, group] } else { [group, own] };
+        layout.axes[into] = first.into_iter().chain(second).collect();
         let to = self.moved_shape(shape, axis, into)?;
         Some(Spelled { steps: spelling::spell(shape, &layout, &to)?, shape: to })
     }
@@ -78,9 +79,12 @@ impl Heads {
         let mut layout = Layout::identity(v, &from)?;
         let mut wide = layout.clone();
         wide.axes = [layout.axes[into].clone()].into_iter().collect();
-        let wide = wide.reshape(&[self.group.clone(), out[into].clone()])?;
-        layout.axes[axis] = self.join(layout.axes[axis].clone(), wide.axes[0].clone());
-        layout.axes[into] = wide.axes[1].clone();
+        let behind = into < axis;
+        let sizes = if behind { [&out[into], &self.group] } else { [&self.group, &out[into]] };
+        let wide = wide.reshape(&sizes.map(Dim::clone))?;
+        let (group, own) = (wide.axes[usize::from(behind)].clone(), wide.axes[usize::from(!behind)].clone());
+        layout.axes[axis] = self.join(layout.axes[axis].clone(), group);
+        layout.axes[into] = own;
         Some(Spelled { steps: spelling::spell(&from, &layout, out)?, shape: from })
     }
 
@@ -126,6 +130,8 @@ pub(super) struct Shared {
     pub(super) source: ValueId,
     /// Its layout as the operand without repeats, in the operand's axes or with the matrices' axes exchanged.
     once: Layout,
+    /// The shape of the operand without repeats, matrices as the operand stores them.
+    pub(super) shape: Vec<Dim>,
     /// Whether the matrices' axes are exchanged.
     pub(super) flipped: bool,
     pub(super) heads: Heads,
@@ -138,8 +144,9 @@ impl Shared {
         f: &Function,
         patch: &mut Patch,
         repeated: ValueId,
-        mut to: Vec<Dim>,
+        to: &[Dim],
     ) -> Result<(Ref, u64), NoMatch> {
+        let mut to = to.to_vec();
         if self.flipped {
             let rank = to.len();
             to.swap(rank - 1, rank - 2);
@@ -154,49 +161,75 @@ impl Shared {
 
     /// Bytes per run that are neither written nor read when `reader` takes the shared side instead of the copies.
     pub(super) fn bytes_saved(&self, f: &Function, reader: OpId, repeated: ValueId) -> Result<u64, NoMatch> {
-        let dying = dying_without(f, reader, repeated, self.source);
-        if let Some((op, what)) = dying.iter().find_map(|&op| Some((op, loss(f, op)?))) {
-            return Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op)))
-                .remedy("the op carries nothing beyond the schema"));
-        }
+        let dying = dying(f, reader, repeated, self.source)?;
         let read = value_bytes(f, repeated);
-        let group = self.heads.group.as_known().unwrap_or(1).max(1);
-        Ok(read - read / group + dying.iter().map(|&op| op_bytes(f, op)).sum::<u64>())
+        let times = Dim::product(&tensor(f, repeated)?.shape).zip(Dim::product(&self.shape));
+        let times = times.and_then(|(all, once)| all.checked_div(&once)?.as_known()).unwrap_or(1).max(1);
+        Ok(read - read / times + dying.iter().map(|&op| op_bytes(f, op)).sum::<u64>())
+    }
+}
+
+/// The ops that go when `reader` takes the source instead of the copies.
+pub(super) fn dying(f: &Function, reader: OpId, copies: ValueId, source: ValueId) -> Result<Vec<OpId>, NoMatch> {
+    let dying = dying_without(f, reader, copies, source);
+    match dying.iter().find_map(|&op| Some((op, loss(f, op)?))) {
+        None => Ok(dying),
+        Some((op, what)) => {
+            Err(NoMatch::because(format!("{} carries {what}, which would be lost with it", f.describe(op)))
+                .remedy("the op carries nothing beyond the schema"))
+        }
     }
 }
 
 /// Adds a `tile` of one axis, or finds the one that was made before `op`.
 pub(super) fn tile_once(f: &Function, patch: &mut Patch, op: OpId, v: ValueId, axis: usize, times: u64) -> Option<Ref> {
-    match tile_before(f, op, v, axis, times) {
+    let size = f.tensor(v)?.shape.get(axis)?.checked_mul(&Dim::known(times))?;
+    match tile_before(f, op, v, axis, &size) {
         Some(tile) => Some(tile.into()),
         None => tile(f, patch, v.into(), axis, times, &format!("{}_rows", f.value(v).name())),
     }
 }
 
-/// The value tiled along one axis, where it exists before `op`.
-pub(super) fn tile_before(f: &Function, op: OpId, v: ValueId, axis: usize, times: u64) -> Option<ValueId> {
-    let reps = reps(f.tensor(v)?.rank(), axis, times)?;
+/// The value with one axis tiled to this size, where it exists before `op`.
+pub(super) fn tile_before(f: &Function, op: OpId, v: ValueId, axis: usize, size: &Dim) -> Option<ValueId> {
+    let mut tiled = f.tensor(v)?.clone();
+    *tiled.shape.get_mut(axis)? = size.clone();
     f.users(v).into_iter().find_map(|user| {
         let data = f.op(user);
-        let same = data.kind() == "tile" && f.ints(user, "reps").as_deref() == Some(&reps);
-        let before = data.block() == f.op(op).block() && f.comes_before(user, op);
-        (same && before && data.value("x") == Some(v)).then(|| data.results().first().copied())?
+        let &[result] = data.results() else { return None };
+        let same = data.kind() == "tile" && data.value("x") == Some(v) && f.tensor(result) == Some(&tiled);
+        (same && data.block() == f.op(op).block() && f.comes_before(user, op)).then_some(result)
     })
 }
 
 /// Adds a `tile` of one axis.
 pub(super) fn tile(f: &Function, patch: &mut Patch, x: Ref, axis: usize, times: u64, name: &str) -> Option<Ref> {
-    let mut ty = patch.type_of(f, &x)?;
+    let ty = patch.type_of(f, &x)?;
+    let size = ty.shape.get(axis)?.checked_mul(&Dim::known(times))?;
     let reps = reps(ty.rank(), axis, times)?;
-    ty.shape[axis] = ty.shape[axis].checked_mul(&Dim::known(times))?;
-    let inputs = [("x", Input::One(x)), ("reps", Input::Const(Literal::ints(&reps)))];
-    Some(patch.op("tile", name, inputs, ty))
+    tile_by(f, patch, x, axis, &size, reps.into(), name)
 }
 
-fn reps(rank: usize, axis: usize, times: u64) -> Option<Vec<i64>> {
+/// Adds a `tile` of one axis to this size by repetitions that give it.
+pub(super) fn tile_by(
+    f: &Function,
+    patch: &mut Patch,
+    x: Ref,
+    axis: usize,
+    size: &Dim,
+    reps: Input,
+    name: &str,
+) -> Option<Ref> {
+    let mut ty = patch.type_of(f, &x)?;
+    *ty.shape.get_mut(axis)? = size.clone();
+    Some(patch.op("tile", name, [("x", Input::One(x)), ("reps", reps)], ty))
+}
+
+/// Repetitions of one axis.
+pub(super) fn reps(rank: usize, axis: usize, times: u64) -> Option<Literal> {
     let mut reps = vec![1; rank];
     *reps.get_mut(axis)? = i64::try_from(times).ok()?;
-    Some(reps)
+    Some(Literal::ints(&reps))
 }
 
 /// Refuses a patch that moves no fewer bytes than it saves.
@@ -218,9 +251,15 @@ pub(super) fn tensor(f: &Function, v: ValueId) -> Result<&TensorType, NoMatch> {
     f.tensor(v).ok_or(NoMatch::UNRELATED)
 }
 
-/// The cheapest way to read a repeated operand without its repeats along `axis`. Where `flip` is set, the matrices may
-/// come out transposed.
-pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, flip: bool) -> Result<Shared, NoMatch> {
+/// The cheapest way to read a repeated operand without its repeats along `axis`. Where the reader is a `matmul` by a tensor
+/// of shape `other`, the matrices may come out transposed, and copies that fill a batch axis in front go, too: it broadcasts.
+pub(super) fn shared(
+    cx: &Context<'_>,
+    reader: OpId,
+    v: ValueId,
+    axis: usize,
+    other: Option<&[Dim]>,
+) -> Result<Shared, NoMatch> {
     let f = cx.f;
     let shape: Vec<Dim> = tensor(f, v)?.shape.to_vec();
     let rank = shape.len();
@@ -228,8 +267,15 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
     let mut refusal = NoMatch::because("the repeated operand is no view of a value that holds each head once")
         .remedy("what stands between the repeat and the product treats the heads of a group alike");
     for layout in cx.layouts.of(v).iter().skip(1).filter(|l| l.repeats()) {
-        let Some(repeat) = spelling::take_repeat(layout, axis) else {
-            refusal = why_not_separable(layout, axis, rank);
+        let (mut layout, mut small) = (layout.clone(), shape.clone());
+        for i in (0..axis).filter(|&i| other.is_some_and(|o| o.get(i) == shape.get(i))) {
+            if spelling::repeats_only(&layout.axes[i]) {
+                layout.axes[i].clear();
+                small[i] = Dim::known(1);
+            }
+        }
+        let Some(repeat) = spelling::take_repeat(&layout, axis).or_else(|| not_repeated(&layout)) else {
+            refusal = why_not_separable(&layout, axis, rank);
             continue;
         };
         let (Some(kv_heads), Some(from)) =
@@ -241,14 +287,13 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
             refusal = NoMatch::because("the number of heads is not known").remedy("the heads are of a fixed number");
             continue;
         }
-        let mut small = shape.clone();
         small[axis] = kv_heads.clone();
-        let flipped = flip.then(|| spelling::matrix_transposed(&repeat.once)).flatten().map(|once| {
+        let flipped = other.and_then(|_| spelling::matrix_transposed(&repeat.once)).map(|once| {
             let mut turned = small.clone();
             turned.swap(rank - 1, rank - 2);
             (once, turned, true)
         });
-        let as_is = Some((repeat.once.clone(), small, false));
+        let as_is = Some((repeat.once.clone(), small.clone(), false));
         for (once, to, flipped) in [as_is, flipped].into_iter().flatten() {
             let Some(steps) = spelling::spell(from, &once, &to) else { continue };
             // New ops less those that die; the nearest source wins a tie.
@@ -260,16 +305,18 @@ pub(super) fn shared(cx: &Context<'_>, reader: OpId, v: ValueId, axis: usize, fl
             if best.as_ref().is_none_or(|(c, _)| cost < *c) {
                 let (kv_heads, group) = (kv_heads.clone(), repeat.group.clone());
                 let heads = Heads { kv_heads, group, order: repeat.order };
-                best = Some((cost, Shared { source: layout.source, once, flipped, heads }));
+                best = Some((cost, Shared { source: layout.source, once, shape: small.clone(), flipped, heads }));
             }
         }
     }
     let (_, shared) = best.ok_or(refusal)?;
-    if reads_overwritten_state(f, reader, shared.source) {
-        return Err(NoMatch::because("it would read a state's old content after the state is written")
-            .remedy("the state is read again after the write, or written after the product"));
-    }
+    still_there(f, reader, shared.source)?;
     Ok(shared)
+}
+
+/// A layout without repeats as one that repeats once.
+fn not_repeated(layout: &Layout) -> Option<Repeat> {
+    (!layout.repeats()).then(|| Repeat { once: layout.clone(), group: Dim::known(1), order: Order::Grouped })
 }
 
 fn why_not_separable(layout: &Layout, axis: usize, rank: usize) -> NoMatch {
@@ -285,9 +332,18 @@ fn why_not_separable(layout: &Layout, axis: usize, rank: usize) -> NoMatch {
     }
 }
 
+/// Refuses a source that `reader` would find overwritten.
+pub(super) fn still_there(f: &Function, reader: OpId, source: ValueId) -> Result<(), NoMatch> {
+    match reads_overwritten_state(f, reader, source) {
+        false => Ok(()),
+        true => Err(NoMatch::because("it would read a state's old content after the state is written")
+            .remedy("the state is read again after the write, or written after the product")),
+    }
+}
+
 /// Whether a value is a view of a state as it was read before a write that comes before `reader`. Copies made in between
 /// would be gone.
-pub(super) fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
+fn reads_overwritten_state(f: &Function, reader: OpId, v: ValueId) -> bool {
     let mut at = v;
     while let Some(op) = f.producer(at) {
         if let Some(read) = views::ReadState::of(f, op) {

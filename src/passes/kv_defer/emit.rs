@@ -7,7 +7,7 @@ use crate::opset::views;
 use crate::rewrite::{Input, Patch, PatchError, Ref, Transaction};
 
 use super::plan::{Kind, Plan, Root, Track, extent, within};
-use super::stale::{Masks, Place, places};
+use super::stale::{Masks, Place};
 use super::track::Action;
 
 /// Ops and values that are made while a plan is carried out.
@@ -21,15 +21,12 @@ pub(super) struct Emit<'t, 'f> {
     /// Tracked values by the values that took their place.
     stands_for: HashMap<ValueId, ValueId>,
     pub(super) masks: Masks,
-    /// Where stale keys are hidden.
-    places: Vec<(Place, f64)>,
     /// Sizes of grown axes that are not known, by window and columns of others.
     totals: BTreeMap<(usize, u64), Dim>,
 }
 
 /// Carries out a plan; `infinite` hides stale keys by −∞.
 pub(super) fn emit(f: &mut Function, plan: &Plan, infinite: bool) -> Result<(), PatchError> {
-    let places = places(f, plan).ok_or_else(|| missing("a place to hide stale keys"))?;
     let mut t = Transaction::begin(f);
     let mut emit = Emit {
         t: &mut t,
@@ -38,7 +35,6 @@ pub(super) fn emit(f: &mut Function, plan: &Plan, infinite: bool) -> Result<(), 
         old: HashMap::new(),
         stands_for: HashMap::new(),
         masks: Masks::new(infinite),
-        places,
         totals: BTreeMap::new(),
     };
     emit.read_old_content()?;
@@ -356,7 +352,7 @@ impl Emit<'_, '_> {
 
     /// Hides stale keys in a grown value, where that is to be done in the value itself.
     fn hide(&mut self, original: ValueId, value: ValueId) -> Result<(), PatchError> {
-        let Some(scale) = self.places.iter().find(|(p, _)| *p == Place::Value(original)).map(|(_, scale)| *scale)
+        let Some(scale) = self.plan.places.iter().find(|(p, _)| *p == Place::Value(original)).map(|(_, scale)| *scale)
         else {
             return Ok(());
         };
@@ -385,7 +381,7 @@ impl Emit<'_, '_> {
                     continue;
                 }
                 let Some(axis) = self.per_key(op, i, &operand, track, rank) else { continue };
-                let place = self.places.iter().find(|(p, _)| *p == Place::Mask(op, i)).map(|(_, scale)| *scale);
+                let place = self.plan.places.iter().find(|(p, _)| *p == Place::Mask(op, i)).map(|(_, scale)| *scale);
                 let extended = self.extended(&operand, axis, track.window, place, op)?;
                 self.t.set_use(Use::Op { op, operand: i as u32 }, extended)?;
             }

@@ -12,6 +12,7 @@ use crate::analysis::values::Poly;
 use crate::ir::{Dim, Function, OpId, Use, ValueId};
 use crate::rewrite::{Keeps, NoMatch};
 
+use super::stale::{Place, place};
 use super::track::{Action, visit};
 
 /// The rows that an update writes: `q` from position `p` on, of the `n` that attention sees.
@@ -91,6 +92,9 @@ pub(super) struct Plan {
     pub(super) actions: Vec<(OpId, Action)>,
     /// Grown values that a softmax, an exponential or a maximum reads.
     pub(super) normalised: Vec<ValueId>,
+    /// Where stale keys are hidden, each with the factor by which what stands there is multiplied on its way to the
+    /// normaliser.
+    pub(super) places: Vec<(Place, f64)>,
     /// Why roots are not deferred, by the value they would start from.
     pub(super) refused: BTreeMap<ValueId, NoMatch>,
     /// Fused attentions that stand in the way.
@@ -109,7 +113,7 @@ impl Plan {
         loop {
             let mut plan = Plan::default();
             plan.find_roots(f, &states, &postponed, &mut refused);
-            match plan.follow(f) {
+            match plan.follow(f).and_then(|()| plan.find_places(f)) {
                 Ok(()) => {
                     let beyond: Vec<usize> = plan.components().into_iter().skip(limit).flatten().collect();
                     if beyond.is_empty() {
@@ -243,6 +247,22 @@ impl Plan {
             )),
             None => Ok(()),
         }
+    }
+
+    fn find_places(&mut self, f: &Function) -> Result<(), (Vec<usize>, NoMatch)> {
+        for v in self.normalised.clone() {
+            let (place, scale) = place(f, self, v).ok_or_else(|| {
+                let why = format!("stale keys cannot be hidden before `{}`", f.value(v).name());
+                let remedy = "other columns are joined right before the softmax, and only additions and scalar products lie between";
+                let roots = self.tracked.get(&v).map(|t| self.component(t.root)).unwrap_or_default();
+                (roots, NoMatch::because(why).remedy(remedy))
+            })?;
+            match self.places.iter_mut().find(|(p, _)| *p == place) {
+                Some((_, known)) => *known = known.min(scale),
+                None => self.places.push((place, scale)),
+            }
+        }
+        Ok(())
     }
 
     /// A tracked value may not leave the block.

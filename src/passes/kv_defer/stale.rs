@@ -27,22 +27,9 @@ fn term(dtype: DType, infinite: bool) -> f64 {
     }
 }
 
-/// The places for a plan, each with the factor by which what stands there is multiplied on its way to the normaliser.
-pub(super) fn places(f: &Function, plan: &Plan) -> Option<Vec<(Place, f64)>> {
-    let mut places: Vec<(Place, f64)> = Vec::new();
-    for &v in &plan.normalised {
-        let (place, scale) = place(f, plan, v)?;
-        match places.iter_mut().find(|(p, _)| *p == place) {
-            Some((_, known)) => *known = known.min(scale),
-            None => places.push((place, scale)),
-        }
-    }
-    Some(places)
-}
-
 /// The place for one normaliser: a mask that is added on the way to it, if nothing but additions, casts and products with
 /// positive scalars follow, else the furthest value from which only such ops follow.
-fn place(f: &Function, plan: &Plan, normalised: ValueId) -> Option<(Place, f64)> {
+pub(super) fn place(f: &Function, plan: &Plan, normalised: ValueId) -> Option<(Place, f64)> {
     let (mut v, mut scale) = (normalised, 1.0);
     loop {
         let track = *plan.tracked.get(&v)?;

@@ -43,7 +43,7 @@ pub(super) enum Place {
 /// Bytes of the largest constant of element numbers that is read.
 const MAX_NUMBERS: u64 = 1 << 24;
 
-const SIGNS: &str = "the sign of zero and what is not finite are kept as they are, which arithmetic does not (A12)";
+const SIGNS: &str = "the sign of zero and what is not finite are kept as they are, which arithmetic does not (A13)";
 
 /// The update that an op is; `Err` with a reason when it writes a cache in a way that is not provable.
 pub(super) fn find(cx: &Context<'_>, op: OpId) -> Result<Found, NoMatch> {
