@@ -238,7 +238,9 @@ fn repeated_once(f: &Function, found: &Found) -> Source {
         to[axis] = Dim::known(1);
         let layouts = Layouts::new(f).of(v);
         let views = layouts.iter().filter(|l| repeats_only(&l.axes[axis])).filter_map(|l| {
-            let steps = spell(&f.tensor(l.source)?.shape, &l.once(axis), &to)?;
+            let mut once = l.clone();
+            once.axes[axis].clear();
+            let steps = spell(&f.tensor(l.source)?.shape, &once, &to)?;
             Some((l.source, steps))
         });
         views.min_by_key(|(_, steps)| spelling::cost(steps))

@@ -192,7 +192,7 @@ fn through(f: &Function, layout: &Layout, axes: &[usize]) -> Option<Vec<usize>> 
             _ => return None,
         }
     }
-    (layout.offset.as_constant() == Some(0)).then(|| places.into_iter().collect())?
+    layout.offset.is_zero().then(|| places.into_iter().collect())?
 }
 
 /// What an operand is hot at.
