@@ -98,6 +98,23 @@ fn failures_exit_with_1_and_say_why() {
 }
 
 #[test]
+fn inspect_shows_caches_that_are_no_states() {
+    let place = Place::new();
+    let cache = "tensor<fp16, [2, 8, 4]>";
+    let text = format!(
+        "program(1.3) [specificationVersion = 9] {{ func main<CoreML8>({cache} old, tensor<int32, [1]> p,
+           tensor<fp16, [2, 1, 4]> row) {{
+           {cache} all = scatter(data = old, indices = p, updates = row, axis = 1, mode = \"update\");
+         }} -> (all); }}"
+    );
+    place.package("a.mlpackage", &text);
+    let shown = place.says(0, &["inspect", "a.mlpackage"]);
+    assert!(shown.contains("caches passed through: old → all (scatter)"), "{shown}");
+    let json: serde_json::Value = serde_json::from_str(&place.says(0, &["inspect", "a.mlpackage", "--json"])).unwrap();
+    assert_eq!(json["functions"][0]["passed_through"][0]["by"], "scatter");
+}
+
+#[test]
 fn inspect_counts_repeats() {
     let place = Place::new();
     place.package("a.mlpackage", REPEATED);

@@ -7,6 +7,7 @@
 //! the elements of inputs, so that the boxes of two layers, or of `[p, p+1)` and `[p+1, p+2)`, are provably apart.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use petgraph::graph::{DiGraph, NodeIndex};
 
@@ -449,6 +450,124 @@ fn step(f: &Function, values: &Values, op: OpId, result: ValueId, from: Look) ->
 
 fn unit() -> Option<Span> {
     Span::all(&Dim::known(1))
+}
+
+/// A cache that the caller hands in and gets back updated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FunctionalCache {
+    /// The cache before.
+    pub input: ValueId,
+    /// The cache afterwards.
+    pub output: ValueId,
+    /// How the one becomes the other.
+    pub kind: FunctionalKind,
+}
+
+/// How a cache that is an input becomes the output.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
+pub enum FunctionalKind {
+    /// By `slice_update`.
+    Sliced,
+    /// By a scatter.
+    Scattered,
+    /// By `select`, or by a sum of both under masks.
+    Blended,
+    /// New entries are appended: the output is longer.
+    Appended,
+    /// New entries are appended and as many dropped.
+    Shifted,
+}
+
+impl fmt::Display for FunctionalKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FunctionalKind::Sliced => "slice_update",
+            FunctionalKind::Scattered => "scatter",
+            FunctionalKind::Blended => "blend",
+            FunctionalKind::Appended => "concat",
+            FunctionalKind::Shifted => "concat and slice",
+        })
+    }
+}
+
+/// The caches of a function that are inputs and outputs instead of states, in the order of the outputs.
+pub fn functional(f: &Function) -> Vec<FunctionalCache> {
+    f.outputs().iter().filter_map(|&output| passed_through(f, output)).collect()
+}
+
+/// The input that an output is an update of: everything on the way is an update or a view.
+fn passed_through(f: &Function, output: ValueId) -> Option<FunctionalCache> {
+    let mut seen = BTreeSet::from([output]);
+    let mut work: Vec<(ValueId, Option<FunctionalKind>, bool)> = vec![(output, None, false)];
+    while let Some((v, kind, cut)) = work.pop() {
+        let Some(op) = f.producer(v) else {
+            let kind = match kind {
+                Some(FunctionalKind::Appended) if cut => Some(FunctionalKind::Shifted),
+                kind => kind,
+            };
+            if let Some(kind) = kind.filter(|&kind| are_one_cache(f, v, output, kind)) {
+                return Some(FunctionalCache { input: v, output, kind });
+            }
+            continue;
+        };
+        let (of, also) = updated(f, op);
+        let (kind, cut) = (kind.or(also), cut || f.op(op).kind().starts_with("slice_by"));
+        work.extend(of.into_iter().rev().filter(|v| seen.insert(*v)).map(|v| (v, kind, cut)));
+    }
+    None
+}
+
+/// What an op may be an update or a view of, and which update that is.
+fn updated(f: &Function, op: OpId) -> (Vec<ValueId>, Option<FunctionalKind>) {
+    let data = f.op(op);
+    let all = |names: &[&str]| names.iter().filter_map(|n| data.value(n)).collect::<Vec<_>>();
+    match &**data.kind() {
+        "slice_update" => (all(&["x"]), Some(FunctionalKind::Sliced)),
+        "scatter" | "scatter_nd" | "scatter_along_axis" => (all(&["data"]), Some(FunctionalKind::Scattered)),
+        "select" => (all(&["b", "a"]), Some(FunctionalKind::Blended)),
+        "add" => (masked(f, op), Some(FunctionalKind::Blended)),
+        "concat" => {
+            (data.param("values").iter().filter_map(|o| o.as_value()).collect(), Some(FunctionalKind::Appended))
+        }
+        "identity" | "cast" | "reshape" | "expand_dims" | "squeeze" | "transpose" | "slice_by_index"
+        | "slice_by_size" | "split" => (all(&["x"]), None),
+        _ => (vec![], None),
+    }
+}
+
+/// What a sum keeps under the inverse of a mask that is no constant.
+fn masked(f: &Function, op: OpId) -> Vec<ValueId> {
+    let products = ["x", "y"].iter().filter_map(|n| f.producer(f.op(op).value(n)?));
+    let products = products.filter(|&p| f.op(p).kind() == "mul");
+    let sides = products.filter_map(|p| Some((f.op(p).value("x")?, f.op(p).value("y")?)));
+    let ways = sides.flat_map(|(a, b)| [(a, b), (b, a)]);
+    ways.filter(|&(_, mask)| is_inverse(f, mask)).map(|(kept, _)| kept).collect()
+}
+
+/// Whether a mask is made by turning another over, whatever views and casts follow.
+fn is_inverse(f: &Function, mask: ValueId) -> bool {
+    let made = std::iter::successors(f.producer(mask), |&op| match updated(f, op) {
+        (of, None) => f.producer(*of.first()?),
+        _ => None,
+    });
+    let turned = |op: OpId| match &**f.op(op).kind() {
+        "sub" => f.op(op).value("y").is_some() && f.const_param(op, "x").is_some(),
+        kind => matches!(kind, "logical_not" | "not_equal"),
+    };
+    made.into_iter().any(turned)
+}
+
+/// Whether an input and an output are of one type, but for the length where entries are appended.
+fn are_one_cache(f: &Function, input: ValueId, output: ValueId, kind: FunctionalKind) -> bool {
+    match (f.tensor(input), f.tensor(output), kind) {
+        (Some(a), Some(b), FunctionalKind::Appended) => {
+            let differ = a.shape.iter().zip(&b.shape).filter(|(a, b)| a != b).count();
+            (a.dtype, a.rank(), 1) == (b.dtype, b.rank(), differ)
+        }
+        (Some(a), Some(b), _) => a == b,
+        _ => false,
+    }
 }
 
 /// A rule for ops on states that is broken. Core ML's compiler is known to refuse or to mistreat such graphs in places, though

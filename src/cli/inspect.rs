@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{Failure, Opening, with_causes};
-use crate::analysis::state::breaches;
+use crate::analysis::state::{FunctionalCache, breaches, functional};
 use crate::analysis::traffic::DISCLAIMER;
 use crate::ir::{ArrayFeature, Flexibility, Function, Program, ValueId};
 use crate::passes::{Census, Pipeline, PipelineError, RunOptions, bytes};
@@ -43,10 +43,19 @@ struct FunctionView {
     inputs: Vec<FeatureView>,
     outputs: Vec<FeatureView>,
     states: Vec<FeatureView>,
+    /// Caches that are inputs and outputs instead of states.
+    passed_through: Vec<CacheView>,
     /// Rules for ops on states that the function breaks.
     breaches: Vec<String>,
     #[serde(flatten)]
     census: Census,
+}
+
+#[derive(Serialize)]
+struct CacheView {
+    input: String,
+    output: String,
+    by: String,
 }
 
 #[derive(Serialize)]
@@ -130,6 +139,7 @@ impl FunctionView {
             inputs: views(&inputs),
             outputs: views(f.outputs()),
             states: views(&states),
+            passed_through: functional(f).into_iter().map(|cache| CacheView::of(f, cache)).collect(),
             breaches: breaches(f).iter().map(|breach| breach.describe(f)).collect(),
             census: Census::of(&resolved),
         }
@@ -140,6 +150,10 @@ impl FunctionView {
             for feature in features {
                 writeln!(out, "  {what:6}  {feature}")?;
             }
+        }
+        if !self.passed_through.is_empty() {
+            let caches = self.passed_through.iter().map(|c| format!("{} → {} ({})", c.input, c.output, c.by));
+            writeln!(out, "  caches passed through: {}", caches.collect::<Vec<_>>().join(", "))?;
         }
         let (census, traffic) = (&self.census, &self.census.traffic);
         writeln!(out, "  {} ops, {} constants of {}", census.ops, census.constants, bytes(traffic.constants))?;
@@ -174,6 +188,13 @@ impl FunctionView {
             bytes(repeats.written),
             bytes(repeats.read)
         )
+    }
+}
+
+impl CacheView {
+    fn of(f: &Function, cache: FunctionalCache) -> CacheView {
+        let name = |v: ValueId| f.value(v).name().to_string();
+        CacheView { input: name(cache.input), output: name(cache.output), by: cache.kind.to_string() }
     }
 }
 

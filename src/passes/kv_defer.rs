@@ -75,6 +75,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::ir::{Function, OpId, ValueId};
 use crate::rewrite::{Budget, Declined, Fired, Keeps, NoMatch, Outcome};
 
+use super::report::passed_through;
 use super::{Exactness, Pass};
 use plan::Plan;
 
@@ -127,6 +128,7 @@ impl Pass for KvDefer {
             }
         };
         outcome.decline(refusals(&work, &plan, &kept));
+        outcome.decline(passed_through(f));
         if plan.actions.is_empty() {
             return outcome;
         }

@@ -41,7 +41,7 @@ use crate::analysis::values::Poly;
 use crate::ir::{Dim, Function, Literal, OpId, Operand, TensorType};
 use crate::rewrite::{Budget, Fired, Input, Keeps, NoMatch, Outcome, Patch, PatchError, Ref, Transaction, loss};
 
-use super::report::describe_state;
+use super::report::{describe_state, passed_through};
 use super::{Exactness, Pass};
 
 /// Writes neighbouring boxes of a state at once.
@@ -78,6 +78,7 @@ impl Pass for KvMerge {
                 }
             }
         }
+        outcome.decline(passed_through(f));
         outcome
     }
 }

@@ -8,8 +8,8 @@ use crate::rewrite::{Budget, Outcome};
 use crate::verify::{self, Violations};
 
 use super::{
-    Census, Dce, Exactness, FunctionReport, GqaFold, KvDefer, KvForward, KvMerge, KvReadonly, KvUnify, Lowering, Masks,
-    PassReport, Report, ViewSimplify,
+    Census, Dce, Exactness, FunctionReport, GqaFold, KvDefer, KvForward, KvMerge, KvReadonly, KvSlices, KvUnify,
+    Lowering, Masks, PassReport, Report, ViewSimplify,
 };
 
 /// A transformation of one function.
@@ -118,6 +118,16 @@ pub fn all() -> &'static [PassInfo] {
             options: &[],
             help: include_str!("view_simplify.rs"),
             make: |_| Box::new(ViewSimplify),
+        },
+        // Before the passes that look at `slice_update`s.
+        PassInfo {
+            name: "kv-slices",
+            summary: "write rows of a cache as rows, where they are blended in or scattered",
+            exactness: Exactness::Bitwise,
+            default: false,
+            options: &[],
+            help: include_str!("kv_slices.rs"),
+            make: |_| Box::new(KvSlices),
         },
         // After folding, so that there are no copies to make of new entries.
         PassInfo {

@@ -5,9 +5,10 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::analysis::state::{FunctionalCache, functional};
 use crate::analysis::traffic::{DISCLAIMER, Traffic};
 use crate::ir::{Function, Name};
-use crate::rewrite::{Declined, Fired, InterfaceChange, Keeps, Outcome};
+use crate::rewrite::{Declined, Fired, InterfaceChange, Keeps, NoMatch, Outcome};
 
 /// How far a pass keeps results: those of outputs and states as they were, or as their parts are found in what a pass that
 /// [changes the interface](super::Pass::changes_interface) made of them.
@@ -141,6 +142,23 @@ impl fmt::Display for PassReport {
 /// What a state is called in a report.
 pub(super) fn describe_state(name: &str) -> String {
     format!("state `{name}`")
+}
+
+/// Why a pass for states has nothing to do where caches are handed in and out.
+pub(super) fn passed_through(f: &Function) -> Vec<Declined> {
+    if f.inputs().iter().any(|&v| f.ty(v).as_state().is_some()) {
+        return vec![];
+    }
+    let refusal = |cache: FunctionalCache| {
+        let name = f.value(cache.input).name();
+        NoMatch::because(format!(
+            "the cache `{name}` is an input and an output ({}), not a state; nothing to defer or merge",
+            cache.kind
+        ))
+        .remedy("the model is converted with the cache as a state")
+        .declined(f.describe(f.producer(cache.output)?))
+    };
+    functional(f).into_iter().filter_map(refusal).collect()
 }
 
 /// The part of a form that many rewrites have in common.
