@@ -324,8 +324,7 @@ pub enum Preset {
 /// The passes of [`Preset::O2`].
 const O2: &[&str] = &["gqa-fold", "view-simplify", "kv-defer", "kv-forward", "kv-merge", "dce"];
 /// The passes of [`Preset::ReadOnly`].
-const READ_ONLY: &[&str] =
-    &["gqa-fold", "view-simplify", "kv-defer", "kv-forward", "kv-merge", "kv-readonly", "dce"];
+const READ_ONLY: &[&str] = &["gqa-fold", "view-simplify", "kv-defer", "kv-forward", "kv-merge", "kv-readonly", "dce"];
 
 impl Preset {
     /// Its passes, in order.

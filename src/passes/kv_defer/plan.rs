@@ -349,16 +349,16 @@ fn window(f: &Function, u: &Update, look: &Look, state_axis: usize, axis: usize)
 }
 
 /// The extent of an update's box along an axis of the state.
-pub(super) fn extent(f: &Function, u: &Update, state_axis: usize) -> Option<Dim> {
-    if u.squeezed.contains(&state_axis) {
-        return Some(Dim::known(1));
+fn extent(f: &Function, u: &Update, state_axis: usize) -> Option<Dim> {
+    match u.axis_of_value(state_axis) {
+        Some(axis) => f.tensor(u.value)?.shape.get(axis).cloned(),
+        None => Some(Dim::known(1)),
     }
-    let dropped = u.squeezed.iter().filter(|&&s| s < state_axis).count();
-    f.tensor(u.value)?.shape.get(state_axis - dropped).cloned()
 }
 
-/// Where a part begins within the box of an update along an axis, and how long it is, where it is not all of it.
+/// Where a part begins within the box of an update along an axis, and of how many indices it is, where it is not all of it.
 pub(super) fn within(seen: &Span, written: &Span) -> Option<(i64, i64)> {
-    let offset = seen.begin.sub(&written.begin)?.as_constant()?;
+    let forwards = written.stride == 1 && seen.stride >= 1;
+    let offset = seen.begin.sub(&written.begin)?.as_constant().filter(|_| forwards)?;
     Some((offset, seen.extent.as_constant()?))
 }
