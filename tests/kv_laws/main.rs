@@ -175,20 +175,22 @@ proptest! {
 
     /// Caches of equal type become one state, written once.
     #[test]
-    fn caches_become_one(m in model(), fold_first in any::<bool>()) {
-        let (after, report) = reassociate(&m.program(), &format!("kv-unify,{}", passes(Preset::O2, fold_first)));
-        match m.form {
-            // One behind the other along the rows, so that those of V no longer start at the first.
-            Form::Columns => {
-                let reason = "attention sees a window of the cache that does not start at its first row";
-                prop_assert!(declined(&report, "", reason), "{}\n{}", m.text(), report.explain());
-            }
-            form => {
-                let n = if matches!(form, Form::KeysTransposed | Form::KeysTransposedPerLayer) { 2 } else { 1 };
-                prop_assert_eq!(state_ops(&after), [n, n, 2 * n], "{}\n{}", m.text(), report.explain());
-                prop_assert!(reads_old_content(&after), "{}\n{}", m.text(), report.explain());
-            }
+    fn caches_become_one(m in model(), fold_first in any::<bool>(), unify_first in any::<bool>()) {
+        let o2 = passes(Preset::O2, fold_first);
+        // An update in another type than the state's is one of the whole state, until kv-forward has been there.
+        let unify_first = unify_first && !m.wide;
+        let passes = if unify_first { format!("kv-unify,{o2}") } else { o2.replace("kv-merge", "kv-unify,kv-merge") };
+        let (after, report) = reassociate(&m.program(), &passes);
+        if m.form == Form::Columns {
+            // The rows of V stand behind those of K, which a position that is not known may reach as far as anything says.
+            let reasons = ["does not start at its first row", "looks at what write_state of `kv_cache` writes", "no two boxes"];
+            prop_assert!(reasons.iter().any(|r| declined(&report, "", r)), "{}\n{}", m.text(), report.explain());
+            return Ok(());
         }
+        // Transposed, K has another type than V.
+        let n = if matches!(m.form, Form::KeysTransposed | Form::KeysTransposedPerLayer) { 2 } else { 1 };
+        prop_assert_eq!(state_ops(&after), [n, n, 2 * n], "{}\n{}", m.text(), report.explain());
+        prop_assert!(reads_old_content(&after), "{}\n{}", m.text(), report.explain());
     }
 }
 
