@@ -12,6 +12,7 @@ use crate::analysis::values::Poly;
 use crate::ir::{Dim, Function, OpId, Use, ValueId};
 use crate::rewrite::{Keeps, NoMatch};
 
+use super::habits;
 use super::track::{Action, visit};
 
 /// The rows that an update writes: `q` from position `p` on, of the `n` that attention sees.
@@ -136,7 +137,13 @@ impl Plan {
         postponed: &BTreeSet<ValueId>,
         refused: &mut BTreeMap<ValueId, NoMatch>,
     ) {
-        for chain in states.chains().iter().filter(|c| c.elsewhere.is_none()) {
+        for chain in states.chains() {
+            if let Some(op) = chain.elsewhere {
+                let no = NoMatch::because(format!("{} uses the state in a block of its own", f.describe(op)))
+                    .remedy("the state is read and written in the function's own block");
+                refused.extend(chain.reads().map(|(_, snapshot, _)| (snapshot, no.clone())));
+                continue;
+            }
             for (_, snapshot, version) in chain.reads() {
                 let looks = states.looks(f, chain, snapshot);
                 let values: Vec<ValueId> = looks.iter().map(|l| l.value).collect();
@@ -169,20 +176,24 @@ impl Plan {
         version: usize,
         look: Look,
     ) -> Result<Option<Root>, NoMatch> {
-        let touches = |update: &Option<&Update>| update.is_none_or(|u| !u.region.is_apart(&look.region, f));
-        let pending: Vec<Option<&Update>> = chain.writes().take(version).map(|(_, _, u)| u).filter(touches).collect();
+        let touches = |(_, _, update): &(OpId, ValueId, Option<&Update>)| {
+            update.is_none_or(|u| !u.region.is_apart(&look.region, f))
+        };
+        let pending: Vec<_> = chain.writes().take(version).filter(touches).collect();
+        if let Some((_, data, _)) = pending.iter().find(|(_, _, update)| update.is_none()) {
+            return Err(habits::refusal(f, chain, *data));
+        }
         let update = match pending[..] {
             [] => return Ok(None),
-            [Some(update)] => update,
-            [None] => {
-                return Err(NoMatch::because("the state is overwritten as a whole before it is read")
-                    .remedy("new rows are written by a slice_update of a fresh read_state"));
-            }
+            [(_, _, Some(update))] => update,
             _ => {
                 return Err(NoMatch::because("several pending writes touch what is read")
                     .remedy("each layer's rows are written once"));
             }
         };
+        if let Some(no) = habits::refusal_of_update(f, chain, update) {
+            return Err(no);
+        }
         let Some(state_axis) = window_axis(f, &update.region, &look.region)? else { return Ok(None) };
         let axis = look.axes.iter().position(|a| *a == Some(state_axis)).ok_or_else(odd_axis)?;
         let window = window(f, update, &look, state_axis, axis).ok_or_else(odd_axis)?;
