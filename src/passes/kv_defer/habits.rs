@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::analysis::state::{Chain, Update};
 use crate::analysis::values::{Poly, Unknown};
 use crate::ir::{Function, OpId, ValueId};
+use crate::opset::is_elementwise;
 use crate::rewrite::NoMatch;
 
 /// What becomes of the rows of a cache.
@@ -53,12 +54,15 @@ pub(super) fn refusal(f: &Function, chain: &Chain, data: ValueId) -> NoMatch {
     habit.refusal()
 }
 
-/// Why an update of a box stands in the way: it moves rows of the cache, or goes around it.
-pub(super) fn refusal_of_update(f: &Function, chain: &Chain, update: &Update) -> Option<NoMatch> {
+/// Why an update of all that is read stands in the way, if it moves rows of the cache.
+pub(super) fn refusal_of_rows(f: &Function, chain: &Chain, update: &Update) -> Option<NoMatch> {
     let moves = |habit: &Habit| matches!(habit, Habit::Sliding | Habit::Rolled | Habit::Blended);
-    let moved = Content { f, chain }.habit(update.value).filter(moves);
-    let around = update.region.0.iter().any(|span| is_remainder(f, &span.begin)).then_some(Habit::Ring);
-    moved.or(around).map(Habit::refusal)
+    Content { f, chain }.habit(update.value).filter(moves).map(Habit::refusal)
+}
+
+/// Why an update of some rows stands in the way, if they go around the cache.
+pub(super) fn refusal_of_place(f: &Function, update: &Update) -> Option<NoMatch> {
+    update.region.0.iter().any(|span| is_remainder(f, &span.begin)).then(|| Habit::Ring.refusal())
 }
 
 /// Whether a position is computed from the remainder of a division.
@@ -87,10 +91,10 @@ impl Content<'_> {
             match &**data.kind() {
                 "slice_update" => {
                     let x = data.value("x")?;
-                    if self.chain.read_of(uncast(f, x)).is_none() {
-                        return self.habit(x);
+                    if self.chain.read_of(uncast(f, x)).is_some() {
+                        return self.divides(op).then_some(Habit::Ring);
                     }
-                    return self.divides(op).then_some(Habit::Ring);
+                    v = x;
                 }
                 "concat" => {
                     let parts = data.param("values").iter().filter_map(|o| o.as_value());
@@ -106,8 +110,7 @@ impl Content<'_> {
                 }
                 "scatter" | "scatter_along_axis" | "scatter_nd" => return Some(Habit::Scattered),
                 "select" | "add" | "mul" | "sub" => {
-                    let mut operands = data.operands().iter().filter_map(|o| o.as_value());
-                    return operands.any(|v| self.depends(v)).then_some(Habit::Blended);
+                    return self.mixes(v).then_some(Habit::Blended);
                 }
                 _ => v = data.value("x")?,
             }
@@ -126,15 +129,16 @@ impl Content<'_> {
         std::iter::successors(Some(v), whole).any(|v| self.chain.read_of(v).is_some())
     }
 
-    /// Whether a value is computed from the content.
-    fn depends(&self, v: ValueId) -> bool {
-        ancestors(self.f, v).into_iter().any(|v| self.chain.read_of(v).is_some())
+    /// Whether a value is computed element by element from the content, among others.
+    fn mixes(&self, v: ValueId) -> bool {
+        let elementwise = |op: OpId| is_elementwise(self.f.op(op).kind());
+        ancestors(self.f, v, elementwise).into_iter().any(|v| self.is_part(v))
     }
 
     /// Whether the place of an update is computed by a division.
     fn divides(&self, update: OpId) -> bool {
         let begin = self.f.op(update).value("begin");
-        begin.is_some_and(|v| ancestors(self.f, v).into_iter().any(|v| is_division(self.f, v)))
+        begin.is_some_and(|v| ancestors(self.f, v, |_| true).into_iter().any(|v| is_division(self.f, v)))
     }
 }
 
@@ -143,13 +147,13 @@ fn uncast(f: &Function, v: ValueId) -> ValueId {
     cast.and_then(|op| f.op(op).value("x")).unwrap_or(v)
 }
 
-/// A value and all that it is computed from.
-fn ancestors(f: &Function, v: ValueId) -> BTreeSet<ValueId> {
+/// A value and all that it is computed from by ops of some kind.
+fn ancestors(f: &Function, v: ValueId, through: impl Fn(OpId) -> bool) -> BTreeSet<ValueId> {
     let mut seen = BTreeSet::new();
     let mut left = vec![v];
     while let Some(v) = left.pop() {
         if seen.insert(v) {
-            let operands = f.producer(v).into_iter().flat_map(|op| f.op(op).operands());
+            let operands = f.producer(v).filter(|&op| through(op)).into_iter().flat_map(|op| f.op(op).operands());
             left.extend(operands.filter_map(|o| o.as_value()));
         }
     }

@@ -191,10 +191,12 @@ impl Plan {
                     .remedy("each layer's rows are written once"));
             }
         };
-        if let Some(no) = habits::refusal_of_update(f, chain, update) {
+        let Some(state_axis) = window_axis(f, &update.region, &look.region)? else {
+            return habits::refusal_of_rows(f, chain, update).map_or(Ok(None), Err);
+        };
+        if let Some(no) = habits::refusal_of_place(f, update) {
             return Err(no);
         }
-        let Some(state_axis) = window_axis(f, &update.region, &look.region)? else { return Ok(None) };
         let axis = look.axes.iter().position(|a| *a == Some(state_axis)).ok_or_else(odd_axis)?;
         let window = window(f, update, &look, state_axis, axis).ok_or_else(odd_axis)?;
         let first = chain.accesses.first().map(|a| a.op()).ok_or_else(odd_axis)?;
