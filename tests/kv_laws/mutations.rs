@@ -150,6 +150,7 @@ fn keys_and_values_that_are_swapped_are_found() {
     // In the new entries of one layer.
     stacked().with("t20_new = ", "y = t3", "y = t2").differs_in(FIRST_LAYER);
     stacked().with("t16_new = ", "y = t2", "y = t3").differs_in(FIRST_LAYER);
+    stacked().with("t40_new = ", "y = t23", "y = t22").differs_in(SECOND_LAYER);
 }
 
 #[test]
