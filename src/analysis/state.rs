@@ -113,6 +113,14 @@ pub struct Update {
     pub squeezed: Vec<usize>,
 }
 
+impl Update {
+    /// The axis of `value` that an axis of the state is; `None` for one that is squeezed.
+    pub fn axis_of_value(&self, state_axis: usize) -> Option<usize> {
+        let dropped = self.squeezed.iter().filter(|&&s| s < state_axis).count();
+        (!self.squeezed.contains(&state_axis)).then_some(state_axis - dropped)
+    }
+}
+
 /// One op of a chain.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Access {

@@ -60,12 +60,14 @@
 //! * Fused attention is taken apart, in 32 bits between the products, as inside of the op.
 //!
 //! Exactness: reassociated. Assumes: A4, A8, A10, A12 (docs/assumptions.md).
-//! Declines: a cache that is rotated, rolled, seen through a window or overwritten as a whole; keys and values that are
-//! written at different positions; a read that does not end in the products of attention; a softmax over another axis, or a
-//! second one; a position that is not provably within what is read; values of the cache that are outputs.
+//! Declines: a cache that slides, is rolled, is a ring, is seen through a window or overwritten as a whole; keys and
+//! values that are written at different positions; a read that does not end in the products of attention; a softmax over
+//! another axis, or a second one; a position that is not provably within what is read; values of the cache that are outputs;
+//! a state that is used in a nested block.
 
 mod decompose;
 mod emit;
+mod habits;
 mod plan;
 mod stale;
 mod track;

@@ -70,7 +70,7 @@ pub fn reassociate(before: &Program, passes: &str) -> (Program, Report) {
     let mut after = before.clone();
     let report = pipeline.run(&mut after, &RunOptions::default()).unwrap();
     verify::typed(&after).unwrap_or_else(|e| panic!("after: {e}\n{}", text::print_program(&after)));
-    let options = equiv::Options { steps: 8, ..equiv::Options::default() };
+    let options = equiv::Options { steps: 8, interface: report.interfaces(), ..equiv::Options::default() };
     let verdict = equiv::check(before, &after, None, &options).unwrap_or_else(|e| {
         let mut source: Option<&dyn std::error::Error> = Some(&e);
         while let Some(e) = source {

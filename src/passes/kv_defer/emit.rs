@@ -6,9 +6,9 @@ use crate::ir::{Dim, Function, Literal, OpId, Operand, TensorType, Use, ValueId,
 use crate::opset::views;
 use crate::rewrite::{Input, Patch, PatchError, Ref, Transaction};
 
-use super::plan::{Kind, Plan, Root, Track, extent, within};
+use super::plan::{Kind, Plan, Root, Track, within};
 use super::stale::{Masks, Place};
-use super::track::Action;
+use super::track::{Action, dropped_as_spelled};
 
 /// Ops and values that are made while a plan is carried out.
 pub(super) struct Emit<'t, 'f> {
@@ -206,8 +206,12 @@ impl Emit<'_, '_> {
         let mut present: Vec<usize> = look.axes.iter().flatten().copied().collect();
         let order = present.clone();
         present.sort_unstable();
-        let size = |a: &usize| extent(f, update, *a);
-        let mut x = Ref::Value(update.value);
+        let mut x = self.cut(root, patch, &name)?;
+        let sizes = patch.type_of(f, &x)?.shape;
+        let size = |a: &usize| match update.axis_of_value(*a) {
+            Some(axis) => sizes.get(axis).cloned(),
+            None => Some(Dim::known(1)),
+        };
         let in_order: Vec<Dim> = present.iter().map(size).collect::<Option<_>>()?;
         if order != present {
             x = patch.reshape(f, x, &name, &in_order)?;
@@ -219,7 +223,6 @@ impl Emit<'_, '_> {
         if patch.type_of(f, &x)?.shape[..] != shape[..] {
             x = patch.reshape(f, x, &name, &shape)?;
         }
-        x = self.cut(root, patch, x, &name)?;
         let dtype = f.tensor(look.value)?.dtype;
         let mut ty = patch.type_of(f, &x)?;
         if ty.dtype != dtype {
@@ -230,28 +233,31 @@ impl Emit<'_, '_> {
         Some(x)
     }
 
-    /// The new entries cut to what is looked at on the other axes.
-    fn cut(&self, root: &Root, patch: &mut Patch, x: Ref, name: &str) -> Option<Ref> {
-        let mut ty = patch.type_of(self.t, &x)?;
-        let (mut begin, mut end) = (vec![0i64; ty.rank()], vec![0i64; ty.rank()]);
+    /// What an update writes, cut to what is looked at on the axes other than that of the window.
+    fn cut(&self, root: &Root, patch: &mut Patch, name: &str) -> Option<Ref> {
+        let update = &root.update;
+        let mut ty = self.t.tensor(update.value)?.clone();
+        let (mut begin, mut end, mut stride) = (vec![0i64; ty.rank()], vec![0i64; ty.rank()], vec![1i64; ty.rank()]);
         let mut whole = vec![true; ty.rank()];
-        for (i, state_axis) in root.look.axes.iter().enumerate() {
-            let Some(a) = *state_axis else { continue };
-            let (seen, written) = (&root.look.region.0[a], &root.update.region.0[a]);
-            if i == root.axis || seen == written || seen.whole && written.whole {
+        let window_axis = root.look.axes.get(root.axis).copied().flatten()?;
+        for (a, (seen, written)) in root.look.region.0.iter().zip(&update.region.0).enumerate() {
+            let Some(i) = update.axis_of_value(a) else { continue };
+            if a == window_axis || seen == written || seen.whole && written.whole {
                 continue;
             }
             let (offset, extent) = within(seen, written)?;
-            (begin[i], end[i], whole[i]) = (offset, offset + extent, false);
+            (begin[i], stride[i], whole[i]) = (offset, seen.stride, false);
+            end[i] = offset + (extent - 1) * seen.stride + 1;
             ty.shape[i] = Dim::known(u64::try_from(extent).ok()?);
         }
         if whole.iter().all(|&w| w) {
-            return Some(x);
+            return Some(update.value.into());
         }
         let inputs = [
-            ("x", Input::One(x)),
+            ("x", Input::One(update.value.into())),
             ("begin", Input::Const(Literal::ints(&begin))),
             ("end", Input::Const(Literal::ints(&end))),
+            ("stride", Input::Const(Literal::ints(&stride))),
             ("begin_mask", Input::Const(Literal::bools(&whole))),
             ("end_mask", Input::Const(Literal::bools(&whole))),
         ];
@@ -433,6 +439,9 @@ impl Emit<'_, '_> {
             mask[axis] = i64::from(open);
             Literal::bools(&mask.iter().map(|&b| b != 0).collect::<Vec<_>>())
         };
+        if known.is_none() && dropped_as_spelled(self.t, op, axis, own).is_some() {
+            return Ok(());
+        }
         let others = matches!(track.kind, Kind::Grown { before: 0, after: 0, .. });
         let (open, begin_mask, end_mask) = match known {
             Some(((first, n), q)) => {

@@ -12,6 +12,7 @@ use crate::analysis::values::Poly;
 use crate::ir::{Dim, Function, OpId, Use, ValueId};
 use crate::rewrite::{Keeps, NoMatch};
 
+use super::habits;
 use super::stale::{Place, place};
 use super::track::{Action, visit};
 
@@ -140,7 +141,13 @@ impl Plan {
         postponed: &BTreeSet<ValueId>,
         refused: &mut BTreeMap<ValueId, NoMatch>,
     ) {
-        for chain in states.chains().iter().filter(|c| c.elsewhere.is_none()) {
+        for chain in states.chains() {
+            if let Some(op) = chain.elsewhere {
+                let no = NoMatch::because(format!("{} uses the state in a block of its own", f.describe(op)))
+                    .remedy("the state is read and written in the function's own block");
+                refused.extend(chain.reads().map(|(_, snapshot, _)| (snapshot, no.clone())));
+                continue;
+            }
             for (_, snapshot, version) in chain.reads() {
                 let looks = states.looks(f, chain, snapshot);
                 let values: Vec<ValueId> = looks.iter().map(|l| l.value).collect();
@@ -173,21 +180,27 @@ impl Plan {
         version: usize,
         look: Look,
     ) -> Result<Option<Root>, NoMatch> {
-        let touches = |update: &Option<&Update>| update.is_none_or(|u| !u.region.is_apart(&look.region, f));
-        let pending: Vec<Option<&Update>> = chain.writes().take(version).map(|(_, _, u)| u).filter(touches).collect();
+        let touches = |(_, _, update): &(OpId, ValueId, Option<&Update>)| {
+            update.is_none_or(|u| !u.region.is_apart(&look.region, f))
+        };
+        let pending: Vec<_> = chain.writes().take(version).filter(touches).collect();
+        if let Some((_, data, _)) = pending.iter().find(|(_, _, update)| update.is_none()) {
+            return Err(habits::refusal(f, chain, *data));
+        }
         let update = match pending[..] {
             [] => return Ok(None),
-            [Some(update)] => update,
-            [None] => {
-                return Err(NoMatch::because("the state is overwritten as a whole before it is read")
-                    .remedy("new rows are written by a slice_update of a fresh read_state"));
-            }
+            [(_, _, Some(update))] => update,
             _ => {
                 return Err(NoMatch::because("several pending writes touch what is read")
                     .remedy("each layer's rows are written once"));
             }
         };
-        let Some(state_axis) = window_axis(f, &update.region, &look.region)? else { return Ok(None) };
+        let Some(state_axis) = window_axis(f, &update.region, &look.region)? else {
+            return habits::refusal_of_rows(f, chain, update).map_or(Ok(None), Err);
+        };
+        if let Some(no) = habits::refusal_of_place(f, update) {
+            return Err(no);
+        }
         let axis = look.axes.iter().position(|a| *a == Some(state_axis)).ok_or_else(odd_axis)?;
         let window = window(f, update, &look, state_axis, axis).ok_or_else(odd_axis)?;
         let first = chain.accesses.first().map(|a| a.op()).ok_or_else(odd_axis)?;
@@ -369,16 +382,16 @@ fn window(f: &Function, u: &Update, look: &Look, state_axis: usize, axis: usize)
 }
 
 /// The extent of an update's box along an axis of the state.
-pub(super) fn extent(f: &Function, u: &Update, state_axis: usize) -> Option<Dim> {
-    if u.squeezed.contains(&state_axis) {
-        return Some(Dim::known(1));
+fn extent(f: &Function, u: &Update, state_axis: usize) -> Option<Dim> {
+    match u.axis_of_value(state_axis) {
+        Some(axis) => f.tensor(u.value)?.shape.get(axis).cloned(),
+        None => Some(Dim::known(1)),
     }
-    let dropped = u.squeezed.iter().filter(|&&s| s < state_axis).count();
-    f.tensor(u.value)?.shape.get(state_axis - dropped).cloned()
 }
 
-/// Where a part begins within the box of an update along an axis, and how long it is, where it is not all of it.
+/// Where a part begins within the box of an update along an axis, and of how many indices it is, where it is not all of it.
 pub(super) fn within(seen: &Span, written: &Span) -> Option<(i64, i64)> {
-    let offset = seen.begin.sub(&written.begin)?.as_constant()?;
+    let forwards = written.stride == 1 && seen.stride >= 1;
+    let offset = seen.begin.sub(&written.begin)?.as_constant().filter(|_| forwards)?;
     Some((offset, seen.extent.as_constant()?))
 }

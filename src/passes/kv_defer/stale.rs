@@ -254,7 +254,12 @@ impl Emit<'_, '_> {
                 one_op!(self, before, "slice_by_size", "position", inputs, TensorType::fixed(dtype, &[1]))?
             }
         };
-        if self.t.tensor(value).is_some_and(|t| t.dtype != DType::I32) {
+        let ty = self.t.tensor(value).cloned().ok_or_else(|| missing("a position"))?;
+        if ty.rank() == 0 {
+            let inputs = [("x", Input::One(value.into())), ("axes", ints(&[0]))];
+            value = one_op!(self, before, "expand_dims", "position", inputs, TensorType::fixed(ty.dtype, &[1]))?;
+        }
+        if ty.dtype != DType::I32 {
             let inputs = [("x", Input::One(value.into())), ("dtype", Input::Const(Literal::string("int32")))];
             value = one_op!(self, before, "cast", "position_to_int32", inputs, vector(1))?;
         }

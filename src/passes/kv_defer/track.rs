@@ -2,7 +2,8 @@
 
 use crate::analysis::layout::{normalise, takes_all};
 use crate::ir::{Dim, Function, OpId, Operand, ValueId};
-use crate::opset::{is_elementwise, views};
+use crate::opset::is_elementwise;
+use crate::opset::views::{self, AxisSlice};
 use crate::rewrite::NoMatch;
 
 use super::plan::{Kind, Phase, Plan, Track};
@@ -342,17 +343,31 @@ impl Site<'_> {
         if takes_all(own, size) {
             return Ok(Site::passes(track, axis));
         }
-        let n = self.plan.windows[track.window].n.as_known();
-        let (Kind::Grown { before, after, phase }, Some(n)) = (track.kind, n) else {
+        let Kind::Grown { before, after, phase } = track.kind else { return Err(self.no("takes keys apart")) };
+        let dropped = match self.plan.windows[track.window].n.as_known() {
+            Some(n) => dropped_of(own, before + n + after),
+            None => dropped_as_spelled(f, self.op, track.axis, own),
+        };
+        let (first, last) = dropped.ok_or_else(|| self.no("takes keys apart"))?;
+        let (Some(before), Some(after)) = (before.checked_sub(first), after.checked_sub(last)) else {
             return Err(self.no("takes keys apart"));
         };
-        let taken = own.begin.zip(own.extent.as_ref().and_then(Dim::as_known)).filter(|_| own.stride == 1);
-        let (begin, extent) = taken.ok_or_else(|| self.no("takes keys apart"))?;
-        let left = before.checked_sub(begin);
-        let right = (begin + extent).checked_sub(before + n).filter(|&r| r <= after);
-        let (Some(before), Some(after)) = (left, right) else { return Err(self.no("takes keys apart")) };
         Ok((Action::Grow, Some(Track { axis, kind: Kind::Grown { before, after, phase }, ..track })))
     }
+}
+
+/// How many of so many columns a slice drops before and behind what it takes.
+fn dropped_of(axis: &AxisSlice, columns: u64) -> Option<(u64, u64)> {
+    let begin = axis.begin.filter(|_| axis.stride == 1)?;
+    Some((begin, columns.checked_sub(begin + axis.extent.as_ref()?.as_known()?)?))
+}
+
+/// How many columns a slice drops before and behind what it takes, where it says so whatever their number.
+pub(super) fn dropped_as_spelled(f: &Function, op: OpId, axis: usize, slice: &AxisSlice) -> Option<(u64, u64)> {
+    let begin = slice.begin.filter(|_| slice.stride == 1)?;
+    let open = f.ints(op, "end_mask").is_some_and(|mask| mask.get(axis) == Some(&1));
+    let end = *f.ints(op, "end")?.get(axis)?;
+    (open || end < 0).then(|| (begin, if open { 0 } else { end.unsigned_abs() }))
 }
 
 fn is_twin(track: Option<Track>) -> bool {
