@@ -66,6 +66,7 @@ fn wrong_usage_exits_with_2() {
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--readonly-kv=r.json", "--report", "./r.json"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--readonly-kv", "--report", "b.kv.json"],
         &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--verify", "0"],
+        &["optimize", "a.mlpackage", "-o", "b.mlpackage", "--report", "a.mlpackage/Manifest.json"],
         &["verify", "a.mlpackage"],
         &["verify", "a.mlpackage", "a.mlpackage", "--range", "keys"],
         &["verify", "a.mlpackage", "a.mlpackage", "--range", "pos=0..4"],
@@ -186,8 +187,13 @@ fn readonly_caches_come_with_a_side_file() {
 
     place.package("plain.mlpackage", COUNTER);
     let text = place.says(0, &["optimize", "plain.mlpackage", "-o", "p.mlpackage", "--readonly-kv"]);
-    assert!(text.ends_with("wrote p.kv.json, which lists no cache: every state stays\n"), "{text}");
-    assert_eq!(side("p.kv.json")["functions"], serde_json::json!({ "main": [] }));
+    assert!(text.ends_with("no side file is written: no state became an input\n"), "{text}");
+    assert!(!place.path("p.kv.json").exists());
+    // Nor is a good one replaced when there is nothing left to convert.
+    let again = ["optimize", "b.mlpackage", "--in-place", "--readonly-kv", "--force"];
+    let before = fs::read(place.path("b.kv.json")).unwrap();
+    assert!(place.says(0, &again).contains("no side file is written"));
+    assert_eq!(fs::read(place.path("b.kv.json")).unwrap(), before);
 
     // Neither file is replaced without --force, and neither is written without the other.
     fs::write(place.path("b.kv.json"), "mine").unwrap();

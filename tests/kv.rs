@@ -3,6 +3,8 @@
 mod support;
 
 use milopt::ir::Program;
+use milopt::passes::{Pipeline, RunOptions};
+use milopt::text;
 use support::{count, declined, main, optimize, program};
 
 const PASSES: &str = "kv-forward,kv-merge,dce";
@@ -156,4 +158,61 @@ fn an_update_in_another_type_is_done_in_the_states_own() {
         tensor<fp32, [2, 1, 4]> out = relu(x = x);";
     let (after, _) = optimize(&program(signature, body, "out"), PASSES);
     assert_eq!((count(&after, "cast"), count(&after, "slice_update")), (1, 1));
+}
+
+#[test]
+fn an_interleaved_vector_of_positions_is_read_as_it_is() {
+    let signature = "tensor<int32, [2]> p, tensor<fp16, [1, 1, 1, 4]> x, state<tensor<fp16, [4, 2, 8, 4]>> cache";
+    let body = "
+        tensor<int32, [4]> b = concat(values = (p, [0, 0]), axis = 0, interleave = true);
+        tensor<int32, [4]> straight = concat(values = (p, [0, 0]), axis = 0, interleave = false);
+        tensor<int32, [4]> e = add(x = b, y = [1, 1, 1, 4]);
+        tensor<fp16, [4, 2, 8, 4]> r = read_state(input = cache);
+        tensor<fp16, [4, 2, 8, 4]> u = slice_update(x = r, update = x, begin = b, end = e);
+        write_state(input = cache, data = u);
+        tensor<fp16, [4, 2, 8, 4]> s = read_state(input = cache);
+        tensor<fp16, [1, 1, 1, 4]> row = slice_by_size(x = s, begin = straight, size = [1, 1, 1, 4]);
+        tensor<fp16, [1, 1, 1, 4]> out = relu(x = row);";
+    let before = program(signature, body, "out");
+    let mut after = before.clone();
+    Pipeline::parse(PASSES).unwrap().run(&mut after, &RunOptions::default()).unwrap();
+    assert_eq!(text::print_program(&before), text::print_program(&after), "[p0, 0, p1, 0] is not [p0, p1, 0, 0]");
+}
+
+#[test]
+fn nothing_passes_an_op_of_which_nothing_is_known() {
+    let body = rows(&[(1, "x"), (2, "y")]).replace(
+        "tensor<fp16, [4, 2, 8, 4]> r1 =",
+        "tensor<fp16, [2, 1, 4]> odd = mystery(x = x);\ntensor<fp16, [4, 2, 8, 4]> r1 =",
+    );
+    let body = body + "tensor<fp16, [2, 1, 4]> out = add(x = x, y = odd);";
+    let before = program(INPUTS, &body, "out");
+    let mut after = before.clone();
+    let report = Pipeline::parse(PASSES).unwrap().run(&mut after, &RunOptions::default()).unwrap();
+    assert_eq!(text::print_program(&before), text::print_program(&after));
+    assert!(declined(&report, "cache", "mystery `odd` may use the state out of sight"), "{}", report.explain());
+}
+
+#[test]
+fn rows_that_depend_on_an_output_are_merged_as_before() {
+    let body = rows(&[(1, "x"), (2, "y")]).replace("update = y", "update = later")
+        + "tensor<fp16, [2, 1, 4]> out = add(x = x, y = y);";
+    let body =
+        format!("tensor<fp16, [2, 1, 4]> seen = relu(x = y); tensor<fp16, [2, 1, 4]> later = tanh(x = seen);\n{body}");
+    let (after, _) = optimize(&program(INPUTS, &body, "out, seen"), PASSES);
+    assert_eq!(state_ops(&after), (1, 1, 1));
+}
+
+#[test]
+fn an_update_in_another_type_that_others_read_stays() {
+    let signature = "tensor<fp32, [2, 1, 4]> x, state<tensor<fp16, [2, 8, 4]>> cache";
+    let body = "
+        tensor<fp16, [2, 8, 4]> r = read_state(input = cache);
+        tensor<fp32, [2, 8, 4]> w = cast(x = r, dtype = \"fp32\");
+        tensor<fp32, [2, 8, 4]> u = slice_update(x = w, update = x, begin = [0, 3, 0], end = [2, 4, 4]);
+        tensor<fp16, [2, 8, 4]> n = cast(x = u, dtype = \"fp16\");
+        write_state(input = cache, data = n);
+        tensor<fp32, [2, 8, 4]> out = relu(x = u);";
+    let (after, _) = optimize(&program(signature, body, "out"), PASSES);
+    assert_eq!((count(&after, "cast"), count(&after, "slice_update")), (2, 1));
 }

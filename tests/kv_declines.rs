@@ -118,7 +118,7 @@ fn a_state_that_is_written_in_a_nested_block() {
         write("v", 0, "start", "next")
     );
     let body = with(&body, &read("k"), &(nested + &read("k")));
-    declines("kv-defer", &program(SIGNATURE, &body, "out, branch"), "v_all", "in a block of its own", "own block");
+    declines("kv-defer", &program(SIGNATURE, &body, "out, branch"), "v_all", "out of sight", "own block");
 }
 
 #[test]

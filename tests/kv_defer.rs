@@ -3,7 +3,7 @@
 mod support;
 
 use milopt::ir::Program;
-use support::{count, program, reassociate};
+use support::{count, declined, program, reassociate};
 
 const PASSES: &str = "gqa-fold,view-simplify,kv-defer,kv-forward,kv-merge,dce";
 
@@ -156,4 +156,31 @@ fn whatever_stands_between_the_products() {
             assert_eq!(state_ops(&after), [2, 2, 4], "{name} {q}\n{}", report.explain());
         }
     }
+}
+
+#[test]
+fn scores_that_are_normalised_both_ways_are_left_alone() {
+    for (name, middle) in [
+        (
+            "softmax of both signs",
+            "T m1 = softmax(x = s, axis = -1); T m2 = mul(x = s, y = fp16(-1.0)); T m3 = softmax(x = m2, axis = -1); T w = mul(x = m1, y = m3);",
+        ),
+        (
+            "a sum of the others",
+            "T m1 = exp(x = s); T m2 = mul(x = s, y = fp16(-1.0)); T m3 = exp(x = m2); C m4 = reduce_sum(x = m3, axes = [-1], keep_dims = true); T w = real_div(x = m1, y = m4);",
+        ),
+    ] {
+        let (after, report) = reassociate(&Model { middle, ..Model::new(1) }.program(), PASSES);
+        assert_eq!(state_ops(&after), [6, 6, 12], "{name}");
+        assert!(declined(&report, "", "normalised as they are, too"), "{name}\n{}", report.explain());
+    }
+}
+
+#[test]
+fn scores_that_become_integers_are_left_alone_where_nothing_can_be_added() {
+    let middle = "I m1 = cast(x = s, dtype = \"int32\"); T m2 = cast(x = m1, dtype = \"fp16\"); T w = softmax(x = m2, axis = -1);";
+    let middle = middle.replace("I ", "tensor<int32, [1, 2, 1, 16]> ");
+    let model = Model { middle: Box::leak(middle.into_boxed_str()), ..Model::new(1) };
+    let (after, _) = reassociate(&model.program(), PASSES);
+    assert_eq!(state_ops(&after), [2, 2, 4], "the term is added behind the integers");
 }

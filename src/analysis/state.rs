@@ -12,7 +12,7 @@ use std::fmt;
 use petgraph::graph::{DiGraph, NodeIndex};
 
 use crate::ir::{Dim, Function, OpId, Use, ValueId};
-use crate::opset::views;
+use crate::opset::{effect_of, views};
 
 use super::values::{Poly, Values};
 
@@ -172,9 +172,16 @@ pub struct Chain {
     pub accesses: Vec<Access>,
     /// An op that uses the state from within a nested block, or in a way that is not known.
     pub elsewhere: Option<OpId>,
+    /// An op of the function of which nothing is known, and which may use any state.
+    pub unknown: Option<OpId>,
 }
 
 impl Chain {
+    /// An op that uses the state out of sight, or may do so.
+    pub fn out_of_sight(&self) -> Option<OpId> {
+        self.elsewhere.or(self.unknown)
+    }
+
     /// The reads.
     pub fn reads(&self) -> impl Iterator<Item = (OpId, ValueId, usize)> {
         self.accesses.iter().filter_map(|a| match a {
@@ -326,7 +333,7 @@ impl States {
 }
 
 fn chain(f: &Function, values: &Values, state: ValueId) -> Chain {
-    let mut chain = Chain { state, accesses: vec![], elsewhere: None };
+    let mut chain = Chain { state, accesses: vec![], elsewhere: None, unknown: None };
     let mut version = 0;
     let mut reads: BTreeMap<ValueId, (OpId, usize)> = BTreeMap::new();
     for op in f.ops(f.body()) {
@@ -340,6 +347,8 @@ fn chain(f: &Function, values: &Values, state: ValueId) -> Chain {
             chain.accesses.push(Access::Write { op, data: write.data, version, update });
         } else if uses_state(f, op, state) {
             chain.elsewhere.get_or_insert(op);
+        } else if effect_of(f, op).is_unknown() {
+            chain.unknown.get_or_insert(op);
         }
     }
     chain

@@ -262,7 +262,7 @@ impl Values {
                 let v = f.op(op).value("x")?;
                 Some(f.tensor(v)?.shape.iter().map(Poly::of_dim).collect())
             }
-            "concat" if f.tensor(result)?.rank() == 1 => {
+            "concat" if f.tensor(result)?.rank() == 1 && f.bool(op, "interleave") != Some(true) => {
                 let mut out = Vec::new();
                 for operand in f.op(op).param("values") {
                     out.extend(self.operand(f, operand)?);

@@ -130,9 +130,10 @@ impl Optimize {
             writeln!(out, "wrote {}", path.display())?;
         }
         if let Some(path) = self.side_file().filter(|_| written.is_some()) {
-            let none =
-                if SideFile::of(&rewrites).is_empty() { ", which lists no cache: every state stays" } else { "" };
-            writeln!(out, "wrote {}{none}", path.display())?;
+            match SideFile::of(&rewrites).is_empty() {
+                true => writeln!(out, "no side file is written: no state became an input")?,
+                false => writeln!(out, "wrote {}", path.display())?,
+            }
         }
         let passes = pipeline.passes().iter().map(|p| p.name()).collect();
         self.write_report(&Summary { passes, rewrites: &rewrites, verification: verification.as_ref(), written })?;
@@ -202,7 +203,9 @@ impl Optimize {
 
     fn check_report(&self) -> Result<(), Failure> {
         let Some(report) = &self.report else { return Ok(()) };
-        check_distinct("--report", report, &[("PKG", Some(&self.package)), ("--output", self.output.as_deref())])?;
+        let packages = [("PKG", Some(&*self.package)), ("--output", self.output.as_deref())];
+        check_distinct("--report", report, &packages)?;
+        check_outside("--report", report, &packages)?;
         check_output(report)
     }
 
@@ -232,9 +235,10 @@ impl Optimize {
 
     /// Saves the package and, when that is done, the side file.
     fn save_all(&self, package: &Package, path: &Path, rewrites: &Report) -> Result<(), Failure> {
-        let Some(side) = self.side_file() else { return self.save(package, path) };
+        let file = SideFile::of(rewrites);
+        let Some(side) = self.side_file().filter(|_| !file.is_empty()) else { return self.save(package, path) };
         let failed = |e: String| Failure::Failed(format!("cannot write {}: {e}", side.display()).into());
-        let content = serde_json::to_string_pretty(&SideFile::of(rewrites))? + "\n";
+        let content = serde_json::to_string_pretty(&file)? + "\n";
         let staged = Staged::new(&side, content.as_bytes()).map_err(|e| failed(e.to_string()))?;
         self.save(package, path)?;
         staged.place(self.force).map_err(|e| failed(format!("{e}; the package is written")))

@@ -78,11 +78,6 @@ struct Changes {
 #[derive(Deserialize)]
 struct FunctionChanges {
     function: Name,
-    passes: Vec<PassChanges>,
-}
-
-#[derive(Deserialize)]
-struct PassChanges {
     interface: Vec<InterfaceChange>,
 }
 
@@ -90,8 +85,7 @@ struct PassChanges {
 fn read_interface(path: &Path) -> Result<BTreeMap<Name, Vec<InterfaceChange>>, Failure> {
     let text = fs::read_to_string(path).map_err(|e| about(path, e))?;
     let report: Changes = serde_json::from_str(&text).map_err(|e| about(path, e))?;
-    let changes = |passes: Vec<PassChanges>| passes.into_iter().flat_map(|p| p.interface).collect();
-    Ok(report.functions.into_iter().map(|f| (f.function, changes(f.passes))).collect())
+    Ok(report.functions.into_iter().map(|f| (f.function, f.interface)).collect())
 }
 
 impl Verify {

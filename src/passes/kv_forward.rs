@@ -123,7 +123,7 @@ impl Step {
 
 fn next(f: &Function) -> Option<Step> {
     let states = States::of(f);
-    states.chains().iter().filter(|c| c.elsewhere.is_none()).find_map(|chain| {
+    states.chains().iter().filter(|c| c.out_of_sight().is_none()).find_map(|chain| {
         chain.reads().find_map(|(op, snapshot, version)| {
             let parts = states.parts(f, chain, snapshot);
             written(f, chain, version, &parts).or_else(|| earlier(f, chain, op, snapshot, version, &parts))
@@ -189,6 +189,10 @@ fn own_type(f: &Function, op: OpId) -> Option<Patch> {
     let widened = f.producer(slice.x).filter(|&p| f.op(p).kind() == "cast")?;
     let rest = f.op(widened).value("x")?;
     let read = f.producer(rest).filter(|&p| f.op(p).kind() == "read_state")?;
+    let alone = |op: OpId| f.op(op).results().iter().all(|&v| f.value(v).uses().len() == 1);
+    if ![update_op, widened, read].into_iter().all(alone) {
+        return None;
+    }
     let exact = own.dtype == DType::F16 && f.tensor(slice.x)?.dtype == DType::F32;
     if !exact || *f.tensor(rest)? != own || f.op(read).block() != f.op(op).block() {
         return None;

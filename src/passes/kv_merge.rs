@@ -99,9 +99,9 @@ impl KvMerge {
     }
 
     fn find(&self, f: &Function, states: &States, chain: &Chain) -> Result<Merge, NoMatch> {
-        if let Some(op) = chain.elsewhere {
-            return Err(NoMatch::because(format!("{} uses the state in a block of its own", f.describe(op)))
-                .remedy("the state is read and written in the function's own block"));
+        if let Some(op) = chain.out_of_sight() {
+            return Err(NoMatch::because(format!("{} may use the state out of sight", f.describe(op)))
+                .remedy("the state is read and written in the function's own block, and every op is known"));
         }
         let movable = Movable::of(f, states, chain);
         let mut refusal = None;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::analysis::state::{Breach, breaches};
+use crate::analysis::state::{Breach, EmissionRule, breaches};
 use crate::ir::{Function, Program};
-use crate::rewrite::{Budget, Outcome};
+use crate::rewrite::{Budget, Keeps, NoMatch, Outcome};
 use crate::verify::{self, Violations};
 
 use super::{
@@ -284,16 +284,6 @@ pub enum PipelineError {
         /// What is wrong.
         source: Violations,
     },
-    /// A pass left ops on states in an order that Core ML's compiler may not take.
-    #[error("after pass `{pass}`, function `{function}` breaks a rule for states: {}", broken.join("; "))]
-    States {
-        /// The pass.
-        pass: String,
-        /// The function.
-        function: String,
-        /// The rules and where.
-        broken: Vec<String>,
-    },
     /// A pass left a function that is not well-formed.
     #[error("after pass `{pass}`, function `{function}` is not well-formed")]
     Broken {
@@ -441,15 +431,14 @@ impl Pipeline {
         for round in 0..MAX_ROUNDS {
             let mut fired = false;
             for (i, pass) in self.passes.iter().enumerate() {
-                let before: Vec<Vec<Breach>> = functions.iter().map(|f| breaches(f)).collect();
-                let outcomes = pass.run_all(&mut functions, others, budget);
-                functions.iter().zip(&before).try_for_each(|(f, before)| check_states(&**pass, f, before))?;
+                let outcomes = run_within_rules(&**pass, &mut functions, others, budget);
                 for ((f, report), outcome) in functions.iter().zip(&mut reports).zip(outcomes) {
                     verify::function(f).map_err(|source| {
                         let (pass, function) = (pass.name().into(), f.name().to_string());
                         PipelineError::Broken { pass, function, source }
                     })?;
                     fired |= !outcome.fired.is_empty();
+                    report.interface.extend(outcome.interface.iter().cloned());
                     report.passes[i].add(outcome, round == 0);
                 }
             }
@@ -473,16 +462,41 @@ impl Pipeline {
         crate::analysis::values::resolve(f);
         let before = Census::of(f);
         let passes = self.passes.iter().map(|pass| PassReport::of(&**pass)).collect();
-        Ok(FunctionReport { function: f.name().to_string(), after: before.clone(), before, passes })
+        Ok(FunctionReport { function: f.name().to_string(), after: before.clone(), before, passes, interface: vec![] })
     }
 }
 
-/// A pass may leave a rule for states broken, and break none.
-fn check_states(pass: &dyn Pass, f: &Function, before: &[Breach]) -> Result<(), PipelineError> {
-    let new: Vec<Breach> = breaches(f).into_iter().filter(|breach| !before.contains(breach)).collect();
-    if new.is_empty() {
-        return Ok(());
+/// Runs a pass. It may leave a rule for states broken and break none: else what it did is undone, and told as declined.
+fn run_within_rules(
+    pass: &dyn Pass,
+    functions: &mut [&mut Function],
+    others: &[&Function],
+    budget: &mut Budget,
+) -> Vec<Outcome> {
+    let (before, unspent): (Vec<Function>, Budget) = (functions.iter().map(|f| (**f).clone()).collect(), *budget);
+    let outcomes = pass.run_all(functions, others, budget);
+    let broken: Vec<Vec<Breach>> = functions.iter().zip(&before).map(|(f, before)| new_breaches(f, before)).collect();
+    if broken.iter().all(Vec::is_empty) {
+        return outcomes;
     }
-    let broken = new.iter().map(|breach| breach.describe(f)).collect();
-    Err(PipelineError::States { pass: pass.name().into(), function: f.name().to_string(), broken })
+    *budget = unspent;
+    let undo = |((f, before), (outcome, broken)): ((&mut &mut Function, Function), (Outcome, Vec<Breach>))| {
+        let mut left = Outcome { declined: outcome.declined, ..Outcome::default() };
+        let why = broken.iter().map(|b| b.describe(f)).collect::<Vec<_>>().join("; ");
+        **f = before;
+        if !broken.is_empty() {
+            let no = NoMatch::because(format!("the result would break a rule for states: {why}"));
+            left.decline(no.keeping(Keeps::StateOps).declined(f.name().as_str()));
+        }
+        left
+    };
+    functions.iter_mut().zip(before).zip(outcomes.into_iter().zip(broken)).map(undo).collect()
+}
+
+/// The rules that a function breaks and did not before. Several writes that were outputs' descendants may become one.
+fn new_breaches(f: &Function, before: &Function) -> Vec<Breach> {
+    let (old, new) = (breaches(before), breaches(f));
+    let returned = |all: &[Breach]| all.iter().filter(|b| b.rule == EmissionRule::NotReturned).count();
+    let fewer = returned(&new) <= returned(&old);
+    new.into_iter().filter(|b| !old.contains(b) && !(fewer && b.rule == EmissionRule::NotReturned)).collect()
 }

@@ -109,7 +109,8 @@ impl PassReport {
     pub(super) fn settle(&mut self, f: &Function) {
         let states =
             f.inputs().iter().filter(|&&v| f.ty(v).as_state().is_some()).map(|&v| describe_state(f.value(v).name()));
-        let there: BTreeSet<String> = f.all_ops().into_iter().map(|op| f.describe(op)).chain(states).collect();
+        let there: BTreeSet<String> =
+            f.all_ops().into_iter().map(|op| f.describe(op)).chain(states).chain([f.name().to_string()]).collect();
         let fired: BTreeSet<&String> = self.fired.iter().map(|fired| &fired.op).collect();
         self.declined.retain(|d| there.contains(&d.op) && !fired.contains(&d.op));
     }
@@ -184,6 +185,8 @@ pub struct FunctionReport {
     pub after: Census,
     /// Passes in the order in which they ran.
     pub passes: Vec<PassReport>,
+    /// How the interface changed, over all passes and rounds, in the order in which it did.
+    pub interface: Vec<InterfaceChange>,
 }
 
 /// What a pipeline did to a program.
@@ -201,8 +204,7 @@ impl Report {
 
     /// How the interface of a function changed, in order.
     pub fn interface(&self, function: &str) -> Vec<&InterfaceChange> {
-        let passes = self.functions.iter().filter(|f| f.function == function).flat_map(|f| &f.passes);
-        passes.flat_map(|p| &p.interface).collect()
+        self.functions.iter().filter(|f| f.function == function).flat_map(|f| &f.interface).collect()
     }
 
     /// How the interfaces changed, by the name of the function; for [`equiv::Options`](crate::equiv::Options).

@@ -13,7 +13,7 @@ use crate::ir::{Dim, Function, OpId, Use, ValueId};
 use crate::rewrite::{Keeps, NoMatch};
 
 use super::habits;
-use super::stale::{Place, place};
+use super::stale::{Place, hides_twice, place};
 use super::track::{Action, visit};
 
 /// The rows that an update writes: `q` from position `p` on, of the `n` that attention sees.
@@ -142,9 +142,9 @@ impl Plan {
         refused: &mut BTreeMap<ValueId, NoMatch>,
     ) {
         for chain in states.chains() {
-            if let Some(op) = chain.elsewhere {
-                let no = NoMatch::because(format!("{} uses the state in a block of its own", f.describe(op)))
-                    .remedy("the state is read and written in the function's own block");
+            if let Some(op) = chain.out_of_sight() {
+                let no = NoMatch::because(format!("{} may use the state out of sight", f.describe(op)))
+                    .remedy("the state is read and written in the function's own block, and every op is known");
                 refused.extend(chain.reads().map(|(_, snapshot, _)| (snapshot, no.clone())));
                 continue;
             }
@@ -273,6 +273,16 @@ impl Plan {
             match self.places.iter_mut().find(|(p, _)| *p == place) {
                 Some((_, known)) => *known = known.min(scale),
                 None => self.places.push((place, scale)),
+            }
+        }
+        for &v in &self.normalised {
+            let own = place(f, self, v).map(|(own, _)| own);
+            if own.is_some_and(|own| hides_twice(f, self, v, own)) {
+                let why =
+                    format!("`{}` is normalised behind scores that are normalised as they are, too", f.value(v).name());
+                let remedy = "what the scores go through before each softmax keeps their order";
+                let roots = self.tracked.get(&v).map(|t| self.component(t.root)).unwrap_or_default();
+                return Err((roots, NoMatch::because(why).remedy(remedy)));
             }
         }
         Ok(())

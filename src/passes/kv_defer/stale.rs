@@ -1,6 +1,6 @@
 //! Hiding the rows that this run replaces, and what masks look like with the new keys behind the old ones.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::ir::{DType, Dim, Function, Literal, OpId, Operand, TensorType, ValueId};
 use crate::rewrite::{Input, Patch, PatchError};
@@ -41,7 +41,30 @@ pub(super) fn place(f: &Function, plan: &Plan, normalised: ValueId) -> Option<(P
         (v, scale) = (next, scale * factor);
     }
     let track = plan.tracked.get(&v)?;
-    matches!(track.kind, Kind::Grown { before: 0, after: 0, .. }).then_some((Place::Value(v), scale))
+    let free = matches!(track.kind, Kind::Grown { before: 0, after: 0, .. }) && is_float(f, v);
+    free.then_some((Place::Value(v), scale))
+}
+
+fn is_float(f: &Function, v: ValueId) -> bool {
+    f.tensor(v).is_some_and(|t| t.dtype.is_float())
+}
+
+/// Whether a term is added on some way to a normaliser at another place than its own. On that way it may change its sign.
+pub(super) fn hides_twice(f: &Function, plan: &Plan, normalised: ValueId, own: Place) -> bool {
+    let mut seen = BTreeSet::from([normalised]);
+    let mut work = vec![normalised];
+    while let Some(v) = work.pop() {
+        let op = f.producer(v).filter(|_| plan.tracked.contains_key(&v));
+        let operands = op.map(|op| f.op(op).operands()).unwrap_or_default();
+        let masks = (0..operands.len()).filter_map(|i| Some(Place::Mask(op?, i)));
+        let mut here = masks.chain([Place::Value(v)]).filter(|place| *place != own);
+        if here.any(|place| plan.places.iter().any(|(p, _)| *p == place)) {
+            return true;
+        }
+        let grown = |v: &ValueId| matches!(plan.tracked.get(v), Some(Track { kind: Kind::Grown { .. }, .. }));
+        work.extend(operands.iter().filter_map(|o| o.as_value()).filter(grown).filter(|&v| seen.insert(v)));
+    }
+    false
 }
 
 /// One op back: the operand that is a mask, the grown operand, and the factor on it.
@@ -63,7 +86,7 @@ fn back(f: &Function, plan: &Plan, op: OpId, track: Track, scale: f64) -> Option
             Some((mask.then_some(other), v, 1.0))
         }
         "sub" if data.value("x") == Some(v) => Some((None, v, 1.0)),
-        "cast" if dtype.is_float() => Some((None, v, 1.0)),
+        "cast" if dtype.is_float() && is_float(f, v) => Some((None, v, 1.0)),
         "concat" => Some((None, v, 1.0)),
         "mul" | "real_div" => {
             let other = data.operands().get(1 - at)?;
@@ -479,6 +502,9 @@ impl Emit<'_, '_> {
 /// The value of one element of a vector that a `concat` puts together.
 fn element(f: &Function, vector: &Operand, at: usize) -> Option<ValueId> {
     let op = f.producer(vector.as_value()?).filter(|&op| f.op(op).kind() == "concat")?;
+    if f.bool(op, "interleave") == Some(true) {
+        return None;
+    }
     let mut first = 0;
     for part in f.op(op).param("values") {
         let len = usize::try_from(f.operand_type(part).as_tensor()?.volume()?).ok()?;
