@@ -34,6 +34,7 @@ mod run;
 mod call;
 mod ops;
 mod lanes;
+mod par;
 mod view;
 mod num;
 #[cfg(test)]
