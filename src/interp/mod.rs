@@ -33,6 +33,7 @@ mod boxes;
 mod run;
 mod call;
 mod ops;
+mod product;
 mod lanes;
 mod par;
 mod view;

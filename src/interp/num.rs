@@ -160,7 +160,6 @@ pub(crate) trait Real: Num {
     fn libm_ceil(self) -> Self;
     /// Half to even.
     fn libm_round(self) -> Self;
-    fn of_f32(x: f32) -> Self;
     /// Rounds every element to `dtype` and stores it as storage mode does.
     fn narrowed(elements: Vec<Self>, dtype: DType) -> Data;
     /// Stores every element unrounded, as exact mode does.
@@ -196,7 +195,6 @@ macro_rules! real {
         impl Real for $ty {
             const INFINITY: $ty = $ty::INFINITY;
             fn over(self, other: $ty) -> $ty { self / other }
-            fn of_f32(x: f32) -> $ty { $ty::from(x) }
             $(fn $method(self) -> $ty { $libm(self) })*
             fn narrowed(elements: Vec<$ty>, dtype: DType) -> Data { narrow::$ty(elements, dtype) }
             fn widened(elements: Vec<$ty>) -> Data { widen::$ty(elements) }

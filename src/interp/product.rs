@@ -1,0 +1,222 @@
+//! Products of matrices: in blocks of rows and columns, over operands as they lie in memory.
+
+use smallvec::SmallVec;
+
+use super::error::Fault;
+use super::lanes::{self, LANES, dot};
+use super::num::Num;
+use super::par;
+use super::tensor::{Data, Dims, Tensor, volume};
+use super::view::{View, broadcast_shapes};
+
+/// A stack of matrices, rank 2 at least: a view of elements in memory.
+#[derive(Clone)]
+pub(super) struct Stack<'a> {
+    pub data: &'a Data,
+    pub view: View,
+}
+
+/// One matrix: element (i, j) lies at `start + i·row + j·step`.
+#[derive(Clone, Copy)]
+struct Matrix<'a, T> {
+    data: &'a Data,
+    /// The elements, where they need no conversion.
+    plain: Option<&'a [T]>,
+    start: usize,
+    row: isize,
+    step: isize,
+}
+
+/// Part of the rows and columns of one product.
+struct Block<'o, T> {
+    matrix: usize,
+    row: usize,
+    column: usize,
+    out: SmallVec<[&'o mut [T]; 1]>,
+}
+
+/// Most rows of a block.
+const ROWS: usize = 32;
+
+/// Elements of an operand that are multiplied while they are in the first-level cache.
+const CACHED: usize = 1 << 12;
+
+/// From this many rows on it pays to turn columns that do not lie side by side.
+const TURNED: usize = 4;
+
+impl<'a> Stack<'a> {
+    pub fn of(t: &'a Tensor) -> Stack<'a> {
+        Stack { data: t.data(), view: t.view() }
+    }
+
+    /// The last two axes swapped.
+    pub fn transposed(self) -> Stack<'a> {
+        let rank = self.view.shape().len();
+        let mut perm: SmallVec<[usize; 5]> = (0..rank).collect();
+        if let [.., a, b] = &mut perm[..] {
+            std::mem::swap(a, b);
+        }
+        Stack { view: self.view.permuted(&perm), ..self }
+    }
+
+    /// The matrices of the stack when its leading axes are broadcast to `batch`.
+    fn matrices<T: Num>(&self, batch: &[usize], [m, n]: [usize; 2]) -> Result<Vec<Matrix<'a, T>>, Fault> {
+        let shape: Dims = batch.iter().copied().chain([m, n]).collect();
+        let view = self.view.broadcast(&shape).ok_or_else(|| Fault::Shape("batch axes do not broadcast".into()))?;
+        let (data, plain) = (self.data, T::of(self.data));
+        let (row, step) = (view.stride(batch.len()), view.stride(batch.len() + 1));
+        let starts = view.leading(batch.len()).offsets()?;
+        Ok(starts.into_iter().map(|start| Matrix { data, plain, start, row, step }).collect())
+    }
+}
+
+impl<'a, T: Num> Matrix<'a, T> {
+    fn transposed(self) -> Matrix<'a, T> {
+        Matrix { row: self.step, step: self.row, ..self }
+    }
+
+    /// The `n` elements of row i from column j on; `buffer` is filled with them where they do not lie side by side.
+    fn row<'b>(&self, i: usize, j: usize, n: usize, buffer: &'b mut [T]) -> &'b [T]
+    where
+        'a: 'b,
+    {
+        let at = (self.start as isize + i as isize * self.row + j as isize * self.step) as usize;
+        match self.plain {
+            Some(plain) if self.step == 1 => &plain[at..at + n],
+            _ => {
+                T::fetch(self.data, at, self.step, &mut buffer[..n]);
+                &buffer[..n]
+            }
+        }
+    }
+
+    /// `count` whole rows of k elements from row i on, one behind the other.
+    fn rows<'b>(&self, i: usize, count: usize, k: usize, buffer: &'b mut Vec<T>) -> &'b [T]
+    where
+        'a: 'b,
+    {
+        let adjacent = self.step == 1 && (count == 1 || self.row == k as isize);
+        buffer.resize(if adjacent && self.plain.is_some() { 0 } else { count * k }, T::ZERO);
+        if adjacent {
+            return self.row(i, 0, count * k, buffer);
+        }
+        if self.step != 1 && self.row == 1 {
+            self.turned(i, count, k, buffer);
+        } else {
+            for (r, out) in buffer.chunks_exact_mut(k).enumerate() {
+                let row = self.start as isize + (i + r) as isize * self.row;
+                T::fetch(self.data, row as usize, self.step, out);
+            }
+        }
+        buffer
+    }
+
+    /// [`Matrix::rows`] of a matrix whose columns lie side by side.
+    fn turned(&self, i: usize, count: usize, k: usize, out: &mut [T]) {
+        let (columns, mut buffer) = (self.transposed(), vec![T::ZERO; LANES * count]);
+        for first in (0..k).step_by(LANES) {
+            let width = LANES.min(k - first);
+            for (c, column) in buffer.chunks_exact_mut(count).take(width).enumerate() {
+                let at = self.start as isize + (first + c) as isize * columns.row + i as isize;
+                T::fetch(self.data, at as usize, 1, column);
+            }
+            for (r, row) in out.chunks_exact_mut(k).enumerate() {
+                row[first..first + width].iter_mut().enumerate().for_each(|(c, o)| *o = buffer[c * count + r]);
+            }
+        }
+    }
+}
+
+/// The product of stacks of matrices whose leading axes broadcast.
+pub(super) fn product<T: Num>(x: &Stack<'_>, y: &Stack<'_>) -> Result<(Vec<T>, Dims), Fault> {
+    let (x_shape, y_shape) = (x.view.shape(), y.view.shape());
+    let no_product = || Fault::Shape(format!("shapes {x_shape:?} and {y_shape:?} do not multiply"));
+    let (Some((x_batch, &[m, k])), Some((y_batch, &[y_k, n]))) =
+        (x_shape.split_last_chunk::<2>(), y_shape.split_last_chunk::<2>())
+    else {
+        return Err(no_product());
+    };
+    if k != y_k {
+        return Err(no_product());
+    }
+    let mut shape = broadcast_shapes([x_batch, y_batch])?;
+    let (xs, ys) = (x.matrices::<T>(&shape, [m, k])?, y.matrices::<T>(&shape, [k, n])?);
+    shape.extend([m, n]);
+    let mut out = vec![T::ZERO; volume(&shape)?];
+    if k == 0 {
+        return Ok((out, shape));
+    }
+    let work = out.len().saturating_mul(k);
+    par::each(blocks(&mut out, [m, n], k), work, |block| {
+        let (x, y) = (&xs[block.matrix], &ys[block.matrix]);
+        if y.step == 1 && n > 1 && block.out.len() < TURNED {
+            by_rows(x, y, block, k);
+        } else {
+            by_dots(x, &y.transposed(), block, k);
+        }
+    });
+    Ok((out, shape))
+}
+
+/// The results [.., m, n], cut into blocks.
+fn blocks<T>(out: &mut [T], [m, n]: [usize; 2], k: usize) -> Vec<Block<'_, T>> {
+    let mut blocks = Vec::new();
+    if out.is_empty() {
+        return blocks;
+    }
+    let rows = (16 * CACHED / k.max(1)).clamp(1, ROWS).min(m);
+    let columns = (4 * par::GRAIN / (rows * k).max(1)).next_multiple_of(8 * LANES);
+    for (matrix, out) in out.chunks_mut(m * n).enumerate() {
+        for (i, out) in out.chunks_mut(rows * n).enumerate() {
+            let first = blocks.len();
+            for row in out.chunks_mut(n) {
+                for (j, part) in row.chunks_mut(columns).enumerate() {
+                    if first + j == blocks.len() {
+                        blocks.push(Block { matrix, row: i * rows, column: j * columns, out: SmallVec::new() });
+                    }
+                    blocks[first + j].out.push(part);
+                }
+            }
+        }
+    }
+    blocks
+}
+
+/// Every element as the dot product of two rows; `y` is transposed.
+fn by_dots<T: Num>(x: &Matrix<'_, T>, y: &Matrix<'_, T>, mut block: Block<'_, T>, k: usize) {
+    let (mut x_buffer, mut y_buffer) = (Vec::new(), Vec::new());
+    let xs = x.rows(block.row, block.out.len(), k, &mut x_buffer);
+    let (width, together) = (block.out[0].len(), (CACHED / k.max(1)).max(1));
+    for j in (0..width).step_by(together) {
+        let count = together.min(width - j);
+        let ys = y.rows(block.column + j, count, k, &mut y_buffer);
+        for (i, out) in block.out.iter_mut().enumerate() {
+            let x = &xs[i * k..(i + 1) * k];
+            out[j..j + count].iter_mut().enumerate().for_each(|(c, o)| *o = dot(x, &ys[c * k..(c + 1) * k]));
+        }
+    }
+}
+
+/// Columns treated at a time by [`by_rows`], so that the partial sums stay in the first-level cache.
+const COLUMNS: usize = 4 * LANES;
+
+/// Rows of `y`, scaled by elements of `x`, added to the partial sums of all columns.
+fn by_rows<T: Num>(x: &Matrix<'_, T>, y: &Matrix<'_, T>, mut block: Block<'_, T>, k: usize) {
+    let (mut x_buffer, mut y_buffer) = (Vec::new(), [T::ZERO; COLUMNS]);
+    let xs = x.rows(block.row, block.out.len(), k, &mut x_buffer);
+    let mut sums = vec![[[T::ZERO; COLUMNS]; LANES]; block.out.len()];
+    let width = block.out[0].len();
+    for j in (0..width).step_by(COLUMNS) {
+        let count = COLUMNS.min(width - j);
+        sums.fill([[T::ZERO; COLUMNS]; LANES]);
+        for row in 0..k {
+            let ys = y.row(row, block.column + j, count, &mut y_buffer);
+            for (i, sums) in sums.iter_mut().enumerate() {
+                lanes::add_scaled(&mut sums[row % LANES], xs[i * k + row], ys);
+            }
+        }
+        for (sums, out) in sums.iter_mut().zip(&mut block.out) {
+            out[j..j + count].copy_from_slice(&lanes::combine_columns(sums)[..count]);
+        }
+    }
+}
