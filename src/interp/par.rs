@@ -31,6 +31,15 @@ pub(crate) fn rows<T: Send>(elements: &mut [T], n: usize, f: impl Fn(usize, &mut
     });
 }
 
+/// `f` of every run of `n` elements, of which there are `count`; runs may be empty.
+pub(crate) fn fold<T: Sync, U: Send>(elements: &[T], n: usize, count: usize, f: impl Fn(&[T]) -> U + Sync) -> Vec<U> {
+    let one = |i: usize| f(&elements[i * n..(i + 1) * n]);
+    if elements.len() <= GRAIN {
+        return (0..count).map(one).collect();
+    }
+    (0..count).into_par_iter().with_min_len((GRAIN / n.max(1)).max(1)).map(one).collect()
+}
+
 /// Calls back with every run of `n` elements, the last one possibly shorter, and its number.
 fn runs<T: Send>(elements: &mut [T], n: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     if elements.len() <= GRAIN {
