@@ -21,11 +21,22 @@ pub(crate) fn dot<T: Num>(x: &[T], y: &[T]) -> T {
     combine(lanes)
 }
 
-/// sums + a·x, element by element; x may be shorter.
-pub(crate) fn add_scaled<T: Num, const N: usize>(sums: &mut [T; N], a: T, x: &[T]) {
-    match x.first_chunk::<N>() {
-        Some(x) => sums.iter_mut().zip(x).for_each(|(sum, &b)| *sum = sum.plus(a.times(b))),
-        None => sums.iter_mut().zip(x).for_each(|(sum, &b)| *sum = sum.plus(a.times(b))),
+/// Adds xₖ·yₖₙ to the partial sums of the first `count` columns n of N, a multiple of sixteen. k counts from a multiple of
+/// sixteen.
+pub(crate) fn add_columns<T: Num, const N: usize>(lanes: &mut [[T; N]; LANES], x: &[T], y: &[[T; N]], count: usize) {
+    for tile in 0..count.div_ceil(LANES) {
+        for (l, sums) in lanes.iter_mut().enumerate() {
+            // Sixteen columns at a time stay in registers.
+            let sums = &mut sums.as_chunks_mut::<LANES>().0[tile];
+            let mut sum = *sums;
+            for (&a, row) in x.iter().zip(y).skip(l).step_by(LANES) {
+                let row = &row.as_chunks::<LANES>().0[tile];
+                for i in 0..LANES {
+                    sum[i] = sum[i].plus(a.times(row[i]));
+                }
+            }
+            *sums = sum;
+        }
     }
 }
 
@@ -134,11 +145,13 @@ mod tests {
             assert_eq!(dot(&x, &y).to_bits(), want);
             assert_eq!(dot(&y, &x).to_bits(), want);
             assert_eq!(sum(&terms, |t| t).to_bits(), want);
-            let mut columns = [[0f32; 3]; LANES];
-            for (i, (&a, &b)) in x.iter().zip(&y).enumerate() {
-                add_scaled(&mut columns[i % LANES], a, &[b, -b, 0.0]);
+            let mut columns = [[0f32; 32]; LANES];
+            for (x, y) in x.chunks(32).zip(y.chunks(32)) {
+                let rows: Vec<[f32; 32]> =
+                    y.iter().map(|&b| std::array::from_fn(|c| if c == 17 { b } else { -b })).collect();
+                add_columns(&mut columns, x, &rows, 18);
             }
-            assert_eq!(combine_columns(&mut columns).map(f32::to_bits)[0], want);
+            assert_eq!(combine_columns(&mut columns)[17].to_bits(), want);
         }
     }
 

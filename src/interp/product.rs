@@ -41,8 +41,10 @@ const ROWS: usize = 32;
 /// Elements of an operand that are multiplied while they are in the first-level cache.
 const CACHED: usize = 1 << 12;
 
-/// From this many rows on it pays to turn columns that do not lie side by side.
-const TURNED: usize = 4;
+/// Columns that [`by_rows`] treats at a time, and rows of y that it multiplies with them: both together fit the
+/// first-level cache.
+const COLUMNS: usize = 8 * LANES;
+const CHUNK: usize = 4 * LANES;
 
 impl<'a> Stack<'a> {
     pub fn of(t: &'a Tensor) -> Stack<'a> {
@@ -75,55 +77,29 @@ impl<'a, T: Num> Matrix<'a, T> {
         Matrix { row: self.step, step: self.row, ..self }
     }
 
-    /// The `n` elements of row i from column j on; `buffer` is filled with them where they do not lie side by side.
-    fn row<'b>(&self, i: usize, j: usize, n: usize, buffer: &'b mut [T]) -> &'b [T]
-    where
-        'a: 'b,
-    {
-        let at = (self.start as isize + i as isize * self.row + j as isize * self.step) as usize;
-        match self.plain {
-            Some(plain) if self.step == 1 => &plain[at..at + n],
-            _ => {
-                T::fetch(self.data, at, self.step, &mut buffer[..n]);
-                &buffer[..n]
-            }
-        }
+    /// Where element (i, j) lies.
+    fn at(&self, i: usize, j: usize) -> usize {
+        (self.start as isize + i as isize * self.row + j as isize * self.step) as usize
     }
 
-    /// `count` whole rows of k elements from row i on, one behind the other.
+    /// `count` whole rows of k elements from row i on, one behind the other; `buffer` is filled with them where they do
+    /// not lie so.
     fn rows<'b>(&self, i: usize, count: usize, k: usize, buffer: &'b mut Vec<T>) -> &'b [T]
     where
         'a: 'b,
     {
         let adjacent = self.step == 1 && (count == 1 || self.row == k as isize);
-        buffer.resize(if adjacent && self.plain.is_some() { 0 } else { count * k }, T::ZERO);
-        if adjacent {
-            return self.row(i, 0, count * k, buffer);
+        if let Some(plain) = self.plain.filter(|_| adjacent) {
+            return &plain[self.at(i, 0)..][..count * k];
         }
-        if self.step != 1 && self.row == 1 {
-            self.turned(i, count, k, buffer);
+        buffer.resize(count * k, T::ZERO);
+        if adjacent {
+            T::fetch(self.data, self.at(i, 0), 1, buffer);
         } else {
-            for (r, out) in buffer.chunks_exact_mut(k).enumerate() {
-                let row = self.start as isize + (i + r) as isize * self.row;
-                T::fetch(self.data, row as usize, self.step, out);
-            }
+            let rows = buffer.chunks_exact_mut(k).enumerate();
+            rows.for_each(|(r, out)| T::fetch(self.data, self.at(i + r, 0), self.step, out));
         }
         buffer
-    }
-
-    /// [`Matrix::rows`] of a matrix whose columns lie side by side.
-    fn turned(&self, i: usize, count: usize, k: usize, out: &mut [T]) {
-        let (columns, mut buffer) = (self.transposed(), vec![T::ZERO; LANES * count]);
-        for first in (0..k).step_by(LANES) {
-            let width = LANES.min(k - first);
-            for (c, column) in buffer.chunks_exact_mut(count).take(width).enumerate() {
-                let at = self.start as isize + (first + c) as isize * columns.row + i as isize;
-                T::fetch(self.data, at as usize, 1, column);
-            }
-            for (r, row) in out.chunks_exact_mut(k).enumerate() {
-                row[first..first + width].iter_mut().enumerate().for_each(|(c, o)| *o = buffer[c * count + r]);
-            }
-        }
     }
 }
 
@@ -149,7 +125,7 @@ pub(super) fn product<T: Num>(x: &Stack<'_>, y: &Stack<'_>) -> Result<(Vec<T>, D
     let work = out.len().saturating_mul(k);
     par::each(blocks(&mut out, [m, n], k), work, |block| {
         let (x, y) = (&xs[block.matrix], &ys[block.matrix]);
-        if y.step == 1 && n > 1 && block.out.len() < TURNED {
+        if y.step == 1 && n > 1 {
             by_rows(x, y, block, k);
         } else {
             by_dots(x, &y.transposed(), block, k);
@@ -165,7 +141,7 @@ fn blocks<T>(out: &mut [T], [m, n]: [usize; 2], k: usize) -> Vec<Block<'_, T>> {
         return blocks;
     }
     let rows = (16 * CACHED / k.max(1)).clamp(1, ROWS).min(m);
-    let columns = (4 * par::GRAIN / (rows * k).max(1)).next_multiple_of(8 * LANES);
+    let columns = (4 * par::GRAIN / (rows * k).max(1)).next_multiple_of(COLUMNS);
     for (matrix, out) in out.chunks_mut(m * n).enumerate() {
         for (i, out) in out.chunks_mut(rows * n).enumerate() {
             let first = blocks.len();
@@ -197,22 +173,22 @@ fn by_dots<T: Num>(x: &Matrix<'_, T>, y: &Matrix<'_, T>, mut block: Block<'_, T>
     }
 }
 
-/// Columns treated at a time by [`by_rows`], so that the partial sums stay in the first-level cache.
-const COLUMNS: usize = 4 * LANES;
-
 /// Rows of `y`, scaled by elements of `x`, added to the partial sums of all columns.
 fn by_rows<T: Num>(x: &Matrix<'_, T>, y: &Matrix<'_, T>, mut block: Block<'_, T>, k: usize) {
-    let (mut x_buffer, mut y_buffer) = (Vec::new(), [T::ZERO; COLUMNS]);
+    let (mut x_buffer, mut y_buffer) = (Vec::new(), vec![[T::ZERO; COLUMNS]; CHUNK.min(k)]);
     let xs = x.rows(block.row, block.out.len(), k, &mut x_buffer);
     let mut sums = vec![[[T::ZERO; COLUMNS]; LANES]; block.out.len()];
     let width = block.out[0].len();
     for j in (0..width).step_by(COLUMNS) {
         let count = COLUMNS.min(width - j);
         sums.fill([[T::ZERO; COLUMNS]; LANES]);
-        for row in 0..k {
-            let ys = y.row(row, block.column + j, count, &mut y_buffer);
+        for first in (0..k).step_by(CHUNK) {
+            let ys = &mut y_buffer[..CHUNK.min(k - first)];
+            for (r, row) in ys.iter_mut().enumerate() {
+                T::fetch(y.data, y.at(first + r, block.column + j), 1, &mut row[..count]);
+            }
             for (i, sums) in sums.iter_mut().enumerate() {
-                lanes::add_scaled(&mut sums[row % LANES], xs[i * k + row], ys);
+                lanes::add_columns(sums, &xs[i * k + first..][..ys.len()], ys, count);
             }
         }
         for (sums, out) in sums.iter_mut().zip(&mut block.out) {

@@ -357,7 +357,9 @@ impl Tensor {
     pub(crate) fn into_elements<T: Element>(self) -> Result<Vec<T>, Fault> {
         match self.part {
             Some(_) => self.elements().map(<[T]>::to_vec),
-            None => T::into_vec(self.data).ok_or_else(|| Fault::dtype("an operand", self.dtype, "another element type")),
+            None => {
+                T::into_vec(self.data).ok_or_else(|| Fault::dtype("an operand", self.dtype, "another element type"))
+            }
         }
     }
 
