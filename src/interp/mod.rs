@@ -40,6 +40,8 @@ mod view;
 mod num;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod contract;
 
 pub use error::{Fault, InterpError};
 pub use run::Interpreter;

@@ -38,7 +38,6 @@ element!(f16 => F16, bf16 => BF16, f32 => F32, f64 => F64, i64 => Int, bool => B
 
 /// Numbers: floats in either width, or integers that wrap.
 pub(crate) trait Num: Element + Copy + PartialOrd {
-    const IS_FLOAT: bool;
     /// +0.
     const ZERO: Self;
     /// 1.
@@ -63,8 +62,10 @@ pub(crate) trait Num: Element + Copy + PartialOrd {
     fn to_f64(self) -> f64;
     /// Nearest value; truncates toward zero for integers.
     fn from_f64(x: f64) -> Self;
-    /// Fills `out` with the numbers of `data` from `start` on, `stride` apart. Floats become floats and integers integers;
-    /// of anything else `out` is left as it is.
+    /// Whether [`Num::fetch`] makes such numbers of `data`: floats of floats, integers of integers.
+    fn reads(data: &Data) -> bool;
+    /// Fills `out` with the numbers of `data` from `start` on, `stride` apart; leaves it as it is where they are no such
+    /// numbers.
     fn fetch(data: &Data, start: usize, stride: isize, out: &mut [Self]);
 }
 
@@ -82,7 +83,6 @@ fn each<S: Copy, T>(source: &[S], start: usize, stride: isize, out: &mut [T], f:
 }
 
 impl Num for i64 {
-    const IS_FLOAT: bool = false;
     const ZERO: i64 = 0;
     const ONE: i64 = 1;
     fn plus(self, other: i64) -> i64 {
@@ -129,6 +129,9 @@ impl Num for i64 {
     fn from_f64(x: f64) -> i64 {
         x as i64
     }
+    fn reads(data: &Data) -> bool {
+        matches!(data, Data::Int(_))
+    }
     fn fetch(data: &Data, start: usize, stride: isize, out: &mut [i64]) {
         if let Data::Int(v) = data {
             each(v, start, stride, out, |x| x);
@@ -169,7 +172,6 @@ pub(crate) trait Real: Num {
 macro_rules! real {
     ($ty:ident; $($method:ident = $libm:path),*) => {
         impl Num for $ty {
-            const IS_FLOAT: bool = true;
             const ZERO: $ty = 0.0;
             const ONE: $ty = 1.0;
             fn plus(self, other: $ty) -> $ty { self + other }
@@ -189,6 +191,7 @@ macro_rules! real {
             fn is_nan(self) -> bool { $ty::is_nan(self) }
             fn to_f64(self) -> f64 { f64::from(self) }
             fn from_f64(x: f64) -> $ty { x as $ty }
+            fn reads(data: &Data) -> bool { matches!(data, Data::F16(_) | Data::BF16(_) | Data::F32(_) | Data::F64(_)) }
             fn fetch(data: &Data, start: usize, stride: isize, out: &mut [$ty]) { fetch::$ty(data, start, stride, out) }
         }
 

@@ -22,6 +22,13 @@ pub(crate) fn map<S: Sync, T: Element>(source: &[S], f: impl Fn(&S) -> T + Sync)
     filled(source.len(), |at, out| out.iter_mut().zip(&source[at..]).for_each(|(o, x)| *o = f(x)))
 }
 
+/// `f` of every pair of elements.
+pub(crate) fn zip<A: Sync, B: Sync, T: Element>(x: &[A], y: &[B], f: impl Fn(&A, &B) -> T + Sync) -> Vec<T> {
+    filled(x.len().min(y.len()), |at, out| {
+        out.iter_mut().zip(x[at..].iter().zip(&y[at..])).for_each(|(o, (a, b))| *o = f(a, b));
+    })
+}
+
 /// Calls back with every row of `n` elements and its number.
 pub(crate) fn rows<T: Send>(elements: &mut [T], n: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     let n = n.max(1);

@@ -8,10 +8,12 @@ use super::num::Num;
 use super::par;
 use super::tensor::{Data, Dims, Tensor, volume};
 use super::view::{View, broadcast_shapes};
+use crate::ir::DType;
 
 /// A stack of matrices, rank 2 at least: a view of elements in memory.
 #[derive(Clone)]
 pub(super) struct Stack<'a> {
+    pub dtype: DType,
     pub data: &'a Data,
     pub view: View,
 }
@@ -48,7 +50,7 @@ const CHUNK: usize = 4 * LANES;
 
 impl<'a> Stack<'a> {
     pub fn of(t: &'a Tensor) -> Stack<'a> {
-        Stack { data: t.data(), view: t.view() }
+        Stack { dtype: t.dtype(), data: t.data(), view: t.view() }
     }
 
     /// The last two axes swapped.
@@ -63,6 +65,9 @@ impl<'a> Stack<'a> {
 
     /// The matrices of the stack when its leading axes are broadcast to `batch`.
     fn matrices<T: Num>(&self, batch: &[usize], [m, n]: [usize; 2]) -> Result<Vec<Matrix<'a, T>>, Fault> {
+        if !T::reads(self.data) {
+            return Err(Fault::dtype("an operand", self.dtype, "a type of the same kind as the other operand"));
+        }
         let shape: Dims = batch.iter().copied().chain([m, n]).collect();
         let view = self.view.broadcast(&shape).ok_or_else(|| Fault::Shape("batch axes do not broadcast".into()))?;
         let (data, plain) = (self.data, T::of(self.data));
@@ -82,15 +87,12 @@ impl<'a, T: Num> Matrix<'a, T> {
         (self.start as isize + i as isize * self.row + j as isize * self.step) as usize
     }
 
-    /// `count` whole rows of k elements from row i on, one behind the other; `buffer` is filled with them where they do
-    /// not lie so.
-    fn rows<'b>(&self, i: usize, count: usize, k: usize, buffer: &'b mut Vec<T>) -> &'b [T]
-    where
-        'a: 'b,
-    {
+    /// `count` whole rows of k elements from row i on, one behind the other. Where they do not lie so, `buffer` is filled
+    /// with them.
+    fn rows(&self, i: usize, count: usize, k: usize, buffer: &mut Vec<T>) -> Option<&'a [T]> {
         let adjacent = self.step == 1 && (count == 1 || self.row == k as isize);
         if let Some(plain) = self.plain.filter(|_| adjacent) {
-            return &plain[self.at(i, 0)..][..count * k];
+            return Some(&plain[self.at(i, 0)..][..count * k]);
         }
         buffer.resize(count * k, T::ZERO);
         if adjacent {
@@ -99,7 +101,7 @@ impl<'a, T: Num> Matrix<'a, T> {
             let rows = buffer.chunks_exact_mut(k).enumerate();
             rows.for_each(|(r, out)| T::fetch(self.data, self.at(i + r, 0), self.step, out));
         }
-        buffer
+        None
     }
 }
 
@@ -123,25 +125,51 @@ pub(super) fn product<T: Num>(x: &Stack<'_>, y: &Stack<'_>) -> Result<(Vec<T>, D
         return Ok((out, shape));
     }
     let work = out.len().saturating_mul(k);
-    par::each(blocks(&mut out, [m, n], k), work, |block| {
+    let rows = (16 * CACHED / k).clamp(1, ROWS);
+    par::each(blocks(&mut out, [m, n], rows, k), work, |block| {
         let (x, y) = (&xs[block.matrix], &ys[block.matrix]);
         if y.step == 1 && n > 1 {
             by_rows(x, y, block, k);
         } else {
-            by_dots(x, &y.transposed(), block, k);
+            let (mut buffer, y) = (Vec::new(), y.transposed());
+            let xs = x.rows(block.row, block.out.len(), k, &mut buffer).unwrap_or(&buffer);
+            by_dots(xs, |first, count, buffer| y.rows(first, count, k, buffer), block, k);
         }
     });
     Ok((out, shape))
 }
 
-/// The results [.., m, n], cut into blocks.
-fn blocks<T>(out: &mut [T], [m, n]: [usize; 2], k: usize) -> Vec<Block<'_, T>> {
+/// The products of matrices `x` [m, k] with others whose columns `y` makes, in stacks of equal size: it gets the number of
+/// the product and of its first column and fills whole columns of k elements.
+pub(super) fn product_with<'a, T: Num>(
+    out: &mut [T],
+    [m, k, n]: [usize; 3],
+    x: impl Fn(usize) -> &'a [T] + Send + Sync,
+    y: impl Fn(usize, usize, &mut [T]) + Send + Sync,
+) {
+    if k == 0 {
+        return;
+    }
+    let work = out.len().saturating_mul(k);
+    par::each(blocks(out, [m, n], m, k), work, |block| {
+        let matrix = block.matrix;
+        let columns = |first, count, buffer: &mut Vec<T>| {
+            buffer.resize(count * k, T::ZERO);
+            y(matrix, first, buffer);
+            None
+        };
+        by_dots(x(matrix), columns, block, k);
+    });
+}
+
+/// The results [.., m, n], cut into blocks of up to `rows` rows.
+fn blocks<T>(out: &mut [T], [m, n]: [usize; 2], rows: usize, k: usize) -> Vec<Block<'_, T>> {
     let mut blocks = Vec::new();
     if out.is_empty() {
         return blocks;
     }
-    let rows = (16 * CACHED / k.max(1)).clamp(1, ROWS).min(m);
-    let columns = (4 * par::GRAIN / (rows * k).max(1)).next_multiple_of(COLUMNS);
+    let rows = rows.min(m);
+    let columns = (4 * par::GRAIN / (rows * k).max(1)).next_multiple_of(COLUMNS).max(COLUMNS);
     for (matrix, out) in out.chunks_mut(m * n).enumerate() {
         for (i, out) in out.chunks_mut(rows * n).enumerate() {
             let first = blocks.len();
@@ -158,17 +186,21 @@ fn blocks<T>(out: &mut [T], [m, n]: [usize; 2], k: usize) -> Vec<Block<'_, T>> {
     blocks
 }
 
-/// Every element as the dot product of two rows; `y` is transposed.
-fn by_dots<T: Num>(x: &Matrix<'_, T>, y: &Matrix<'_, T>, mut block: Block<'_, T>, k: usize) {
-    let (mut x_buffer, mut y_buffer) = (Vec::new(), Vec::new());
-    let xs = x.rows(block.row, block.out.len(), k, &mut x_buffer);
-    let (width, together) = (block.out[0].len(), (CACHED / k.max(1)).max(1));
+/// Every element as the dot product of a row of `x` and a column, of which `y` gives some one behind the other, in the
+/// buffer if not elsewhere.
+fn by_dots<'y, T: Num>(
+    x: &[T],
+    y: impl Fn(usize, usize, &mut Vec<T>) -> Option<&'y [T]>,
+    mut block: Block<'_, T>,
+    k: usize,
+) {
+    let mut buffer = Vec::new();
+    let (width, together) = (block.out[0].len(), (CACHED / k).max(1));
     for j in (0..width).step_by(together) {
         let count = together.min(width - j);
-        let ys = y.rows(block.column + j, count, k, &mut y_buffer);
-        for (i, out) in block.out.iter_mut().enumerate() {
-            let x = &xs[i * k..(i + 1) * k];
-            out[j..j + count].iter_mut().enumerate().for_each(|(c, o)| *o = dot(x, &ys[c * k..(c + 1) * k]));
+        let ys = y(block.column + j, count, &mut buffer).unwrap_or(&buffer);
+        for (x, out) in x.chunks_exact(k).zip(&mut block.out) {
+            out[j..j + count].iter_mut().zip(ys.chunks_exact(k)).for_each(|(o, y)| *o = dot(x, y));
         }
     }
 }
@@ -176,7 +208,7 @@ fn by_dots<T: Num>(x: &Matrix<'_, T>, y: &Matrix<'_, T>, mut block: Block<'_, T>
 /// Rows of `y`, scaled by elements of `x`, added to the partial sums of all columns.
 fn by_rows<T: Num>(x: &Matrix<'_, T>, y: &Matrix<'_, T>, mut block: Block<'_, T>, k: usize) {
     let (mut x_buffer, mut y_buffer) = (Vec::new(), vec![[T::ZERO; COLUMNS]; CHUNK.min(k)]);
-    let xs = x.rows(block.row, block.out.len(), k, &mut x_buffer);
+    let xs = x.rows(block.row, block.out.len(), k, &mut x_buffer).unwrap_or(&x_buffer);
     let mut sums = vec![[[T::ZERO; COLUMNS]; LANES]; block.out.len()];
     let width = block.out[0].len();
     for j in (0..width).step_by(COLUMNS) {

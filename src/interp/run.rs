@@ -578,6 +578,46 @@ mod tests {
         }
     }
 
+    /// y = state[1:2]; state[0:1] = x, the slice taken before the write and returned after it.
+    fn writer() -> Net {
+        let mut net = Net::new();
+        let x = net.input("x", DType::F16, &[1]);
+        let s = net.state("s", DType::F16, &[3]);
+        let end = net.end();
+        let [zero, one, two] = [0, 1, 2].map(|i| net.literal(Literal::ints(&[i])));
+        let old = net.op(end, "read_state", &[("input", &v(s))], &["old"])[0];
+        let part = [("x", &v(old)[..]), ("begin", std::slice::from_ref(&one)), ("end", std::slice::from_ref(&two))];
+        let y = net.op(end, "slice_by_index", &part, &["y"])[0];
+        let head =
+            net.op(end, "slice_by_index", &[("x", &v(old)), ("begin", &[zero.clone()]), ("end", &[two])], &["h"])[0];
+        let operands: [(&str, &[Operand]); 4] =
+            [("x", &v(old)), ("update", &v(x)), ("begin", &[zero]), ("end", &[one])];
+        let new = net.op(end, "slice_update", &operands, &["new"])[0];
+        net.op(end, "write_state", &[("input", &v(s)), ("data", &v(new))], &[]);
+        let body = net.f.body();
+        net.f.add_output(body, y);
+        net.f.add_output(body, head);
+        net
+    }
+
+    #[test]
+    fn states_given_away_are_updated_in_place() {
+        let net = writer();
+        let interp = Interpreter::new(&net.f, Mode::Storage).unwrap();
+        let place = |states: &Values| states["s"].elements::<half::f16>().unwrap().as_ptr();
+        let mut states = values([("s", f16s(&[3], &[7.0, 8.0, 9.0]))]);
+        let (before, kept) = (place(&states), states.clone());
+        let inputs = values([("x", f16s(&[1], &[1.0]))]);
+        interp.run(&inputs, &mut states).unwrap();
+        assert_eq!(kept["s"].to_f64s(), [7.0, 8.0, 9.0]);
+        assert_ne!(place(&states), before, "what somebody holds is copied");
+        let before = place(&states);
+        let (out, states) = interp.advance(&values([("x", f16s(&[1], &[2.0]))]), states).unwrap();
+        assert_eq!(place(&states), before);
+        assert_eq!(states["s"].to_f64s(), [2.0, 8.0, 9.0]);
+        assert_eq!((out["y"].to_f64s(), out["h"].to_f64s()), (vec![8.0], vec![1.0, 8.0]));
+    }
+
     #[test]
     fn a_failed_run_leaves_states_alone() {
         let mut net = accumulator();

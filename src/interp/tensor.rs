@@ -386,7 +386,7 @@ impl Tensor {
 
     /// The elements as numbers of kind `T`; conversion happens only among floats.
     pub(crate) fn numbers<T: Num>(&self) -> Result<Cow<'_, [T]>, Fault> {
-        match T::of(&self.data).is_some() || (self.dtype.is_float() && T::IS_FLOAT) {
+        match T::reads(&self.data) {
             true => Ok(self.floats_as()),
             false => Err(Fault::dtype("an operand", self.dtype, "a type of the same kind as the other operand")),
         }

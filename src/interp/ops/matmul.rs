@@ -141,7 +141,7 @@ pub(super) fn attention(call: &Call<'_>) -> Result<Tensor, Fault> {
             softmax(row);
         });
         let scores = R::data(scores);
-        let (out, shape) = product::<R>(&Stack { data: &scores, view: View::of(&shape) }, &Stack::of(&v))?;
+        let (out, shape) = product::<R>(&Stack { dtype: q.dtype(), data: &scores, view: View::of(&shape) }, &Stack::of(&v))?;
         Ok(call.real_result::<R>(q.dtype(), &shape, out))
     })
 }
