@@ -5,9 +5,10 @@ mod exaone;
 
 use std::collections::BTreeMap;
 
-use exaone::{Config, program};
+use exaone::{Config, attention, program};
 use milopt::equiv::{Options, Verdict, check};
-use milopt::ir::Program;
+use milopt::interp::{Interpreter, Mode, Tensor, Values, same_bits};
+use milopt::ir::{DType, Program};
 use milopt::passes::{Pipeline, Preset, RunOptions};
 
 fn histogram(program: &Program) -> BTreeMap<&str, usize> {
@@ -54,6 +55,51 @@ fn thirty_layers_have_the_ops_of_the_real_graph() {
     let counts = histogram(&program);
     assert_eq!(counts, REAL.into_iter().collect());
     assert_eq!(counts.values().sum::<usize>(), 2219);
+}
+
+/// What the bench of the attention compares: nothing is copied after the fold.
+#[test]
+fn the_attention_alone_folds_in_every_layer() {
+    let mut program = attention(&Config { layers: 3, ..Config::small() }).unwrap();
+    assert_eq!(histogram(&program)["tile"], 6);
+    let before = program.clone();
+    Pipeline::parse("gqa-fold,dce").unwrap().run(&mut program, &RunOptions::default()).unwrap();
+    assert!(!histogram(&program).contains_key("tile"));
+    let found = check(&before, &program, None, &Options::default()).unwrap();
+    assert_eq!(found.verdict, Verdict::Bitwise, "{found}");
+}
+
+/// Long enough for work to be spread over threads.
+#[test]
+fn steps_do_not_depend_on_the_number_of_threads() {
+    let program = program(&Config { ctx: 2048, head_dim: 32, ..Config::small() }).unwrap();
+    let f = program.main().unwrap();
+    let interpreter = Interpreter::new(f, Mode::Storage).unwrap();
+    let runs = [1, 2, 5].map(|n| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap();
+        pool.install(|| {
+            let (mut states, mut all) = (Values::new(), Vec::new());
+            for step in 0..3 {
+                let inputs = f.inputs().iter().filter_map(|&v| Some((f.value(v).name().clone(), f.tensor(v)?)));
+                let inputs: Values = inputs
+                    .map(|(name, ty)| {
+                        let zeros = Tensor::zeros(ty).unwrap();
+                        let ids = ty.dtype == DType::I32;
+                        (name, if ids { Tensor::ints(ty.dtype, zeros.shape(), &[step]) } else { zeros })
+                    })
+                    .collect();
+                let (outputs, new) = interpreter.advance(&inputs, states).unwrap();
+                all.extend(outputs.into_values());
+                states = new;
+            }
+            all.extend(states.into_values());
+            all
+        })
+    });
+    for other in &runs[1..] {
+        assert!(runs[0].iter().zip(other).all(|(a, b)| same_bits(a, b)));
+    }
+    assert!(runs[0].iter().all(|t| t.to_f64s().iter().any(|&x| x != 0.0)));
 }
 
 #[test]

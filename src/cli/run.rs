@@ -75,7 +75,8 @@ impl Run {
             spinner.say(format!("step {} of {steps}", step + 1));
             let inputs = feeds.iter().map(|feed| Ok((feed.name.as_str().into(), feed.tensor(step)?)));
             let inputs = inputs.collect::<Result<Values, String>>().map_err(|e| about(&self.inputs, e))?;
-            let computed = interpreter.run(&inputs, &mut states).map_err(|e| about(&self.package, e))?;
+            let (computed, new) = interpreter.advance(&inputs, states).map_err(|e| about(&self.package, e))?;
+            states = new;
             for (name, tensor) in computed {
                 match array(&tensor, mode) {
                     Some(array) => outputs.entry(name.to_string()).or_default().push(array),

@@ -45,9 +45,11 @@ const REDUCTIONS: [&str; 10] = [
     "reduce_log_sum_exp",
 ];
 
+type AlongAxis = Box<dyn Fn(&Tensor, i64) -> Tensor>;
+
 /// The ops that work on one axis, each as a function of x and the axis.
-fn along_axis() -> Vec<(String, Box<dyn Fn(&Tensor, i64) -> Tensor>)> {
-    let mut ops: Vec<(String, Box<dyn Fn(&Tensor, i64) -> Tensor>)> = Vec::new();
+fn along_axis() -> Vec<(String, AlongAxis)> {
+    let mut ops: Vec<(String, AlongAxis)> = Vec::new();
     for kind in REDUCTIONS {
         let op = move |x: &Tensor, axis: i64| {
             Op::new(kind).with("x", x.clone()).with("axes", [axis]).with("keep_dims", true).one()
@@ -302,7 +304,7 @@ fn mover(dice: &mut Dice, shape: &[usize]) -> (&'static str, Vec<(&'static str, 
         }
         _ => {
             let at = dice.roll(rank);
-            let parts = (1..=shape[at]).find(|p| shape[at] % p == 0 && *p > 1).unwrap_or(1);
+            let parts = (2..=shape[at]).find(|p| shape[at].is_multiple_of(*p)).unwrap_or(1);
             let mut split = shape.to_vec();
             split[at] /= parts;
             split.insert(at, parts);

@@ -128,7 +128,7 @@ pub(super) fn product<T: Num>(x: &Stack<'_>, y: &Stack<'_>) -> Result<(Vec<T>, D
     let rows = (16 * CACHED / k).clamp(1, ROWS);
     par::each(blocks(&mut out, [m, n], rows, k), work, |block| {
         let (x, y) = (&xs[block.matrix], &ys[block.matrix]);
-        if y.step == 1 && n > 1 {
+        if y.step == 1 && n >= LANES {
             by_rows(x, y, block, k);
         } else {
             let (mut buffer, y) = (Vec::new(), y.transposed());

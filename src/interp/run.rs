@@ -506,6 +506,8 @@ impl<'f> Interpreter<'f> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::super::testing::{Net, f16s, f32s, i32s, values};
     use super::*;
     use crate::ir::{DType, Dim, Literal, Place, SymbolRange};
@@ -578,7 +580,7 @@ mod tests {
         }
     }
 
-    /// y = state[1:2]; state[0:1] = x, the slice taken before the write and returned after it.
+    /// y = state[1:2], h = state[0:2], state[0:1] = x: the slices are taken before the write and returned after it.
     fn writer() -> Net {
         let mut net = Net::new();
         let x = net.input("x", DType::F16, &[1]);
@@ -586,10 +588,10 @@ mod tests {
         let end = net.end();
         let [zero, one, two] = [0, 1, 2].map(|i| net.literal(Literal::ints(&[i])));
         let old = net.op(end, "read_state", &[("input", &v(s))], &["old"])[0];
-        let part = [("x", &v(old)[..]), ("begin", std::slice::from_ref(&one)), ("end", std::slice::from_ref(&two))];
+        let part = [("x", &v(old)[..]), ("begin", from_ref(&one)), ("end", from_ref(&two))];
         let y = net.op(end, "slice_by_index", &part, &["y"])[0];
         let head =
-            net.op(end, "slice_by_index", &[("x", &v(old)), ("begin", &[zero.clone()]), ("end", &[two])], &["h"])[0];
+            net.op(end, "slice_by_index", &[("x", &v(old)), ("begin", from_ref(&zero)), ("end", &[two])], &["h"])[0];
         let operands: [(&str, &[Operand]); 4] =
             [("x", &v(old)), ("update", &v(x)), ("begin", &[zero]), ("end", &[one])];
         let new = net.op(end, "slice_update", &operands, &["new"])[0];
@@ -740,7 +742,7 @@ mod tests {
         let x = net.input("x", DType::F16, &[]);
         let end = net.end();
         let big = net.literal(Literal::floats(DType::F16, &[], &[2048.0]));
-        let a = net.op(end, "add", &[("x", &v(x)), ("y", std::slice::from_ref(&big))], &["a"])[0];
+        let a = net.op(end, "add", &[("x", &v(x)), ("y", from_ref(&big))], &["a"])[0];
         let b = net.op(end, "sub", &[("x", &v(a)), ("y", &[big])], &["b"])[0];
         let body = net.f.body();
         net.f.add_output(body, b);

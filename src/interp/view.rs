@@ -118,7 +118,7 @@ impl View {
     pub fn read<T: Element>(&self, source: &[T]) -> Result<Vec<T>, Fault> {
         let mut out = vec![T::default(); volume(&self.shape)?];
         match self.shape.iter().position(|&n| n != 1) {
-            Some(axis) if !out.is_empty() => {
+            Some(axis) if out.len() > par::GRAIN => {
                 let inner = out.len() / self.shape[axis];
                 par::rows(&mut out, inner, |i, part| self.clone().sliced(axis, i, 1, 1).copy(source, part));
             }
