@@ -119,6 +119,26 @@ struct Arrays<'r> {
     used: BTreeSet<String>,
 }
 
+/// The inputs of each step and the starting states that an archive holds for a function; the same inputs for every step
+/// unless they are `stepped`.
+pub(super) fn given(
+    package: &Path,
+    inputs: &Path,
+    f: &Function,
+    stepped: bool,
+) -> Result<(Vec<Values>, Values), Failure> {
+    let mut arrays = Arrays { package, npz: Npz::open(inputs)?, used: BTreeSet::new() };
+    let feeds = arrays.some_inputs(f, stepped)?;
+    let states = arrays.states(f)?;
+    arrays.tell_unused();
+    let steps = if stepped { arrays.steps(&feeds)? } else { 1 };
+    let step = |step: usize| {
+        let tensors = feeds.iter().map(|feed| Ok((feed.name.as_str().into(), feed.tensor(step)?)));
+        tensors.collect::<Result<Values, String>>().map_err(|e| about(inputs, e))
+    };
+    Ok(((0..steps).map(step).collect::<Result<_, _>>()?, states))
+}
+
 /// What one input gets: the elements of every step, one after the other.
 struct Feed {
     name: String,
@@ -150,6 +170,16 @@ impl Arrays<'_> {
                 }
             })
             .collect()
+    }
+
+    /// The inputs that the file gives.
+    fn some_inputs(&mut self, f: &Function, stepped: bool) -> Result<Vec<Feed>, Failure> {
+        let mut feeds = Vec::new();
+        for &v in f.inputs() {
+            let (name, Some(ty), None) = (f.value(v).name(), f.tensor(v), f.ty(v).as_state()) else { continue };
+            feeds.extend(self.feed(name, &[name.to_string(), format!("in_{name}")], ty, stepped)?);
+        }
+        Ok(feeds)
     }
 
     /// The starting states that the file gives; the others start at zero.

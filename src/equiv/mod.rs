@@ -29,6 +29,8 @@
 mod compare;
 mod inputs;
 mod interface;
+mod local;
+mod proof;
 mod report;
 mod rng;
 mod run;
@@ -41,10 +43,11 @@ use std::ops::Range;
 pub use compare::{Difference, First, Moment};
 pub use inputs::Draw;
 use interface::Changes;
-pub use report::{Divergence, Exactness, FunctionReport, Report, TensorReport, Verdict};
+pub use proof::{Culprit, OnFailure, Proof, ProofError, prove};
+pub use report::{Divergence, Exactness, FunctionReport, RegionReport, Report, TensorReport, Verdict};
 
 use crate::interp::{InterpError, Values};
-use crate::ir::{Dim, Function, Name, Program, TensorType, ValueType};
+use crate::ir::{Dim, Function, LiteralError, Name, Program, TensorType, ValueType};
 use crate::rewrite::InterfaceChange;
 
 /// How to compare.
@@ -58,9 +61,13 @@ pub struct Options {
     pub seeds: u64,
     /// The kinds of content to run all steps for, at least one; [`Draw::Normal`] by default.
     pub draws: Vec<Draw>,
-    /// Inputs of the first, the second, … step that are not to be drawn, by name; none by default. Their shapes are those
-    /// of [`Options::shapes`] too.
+    /// Inputs of the first, the second, … step that are not to be drawn, by name; none by default. Where there is one step,
+    /// it holds for all. Shapes are those of the first.
     pub given: Vec<Values>,
+    /// Content that states of the first program start with, by name; what is not given is drawn.
+    pub given_states: Values,
+    /// What is run; [`Scope::Auto`] by default.
+    pub scope: Scope,
     /// Ranges of integer inputs by name, for when their uses do not tell.
     pub ranges: BTreeMap<Name, Range<i64>>,
     /// Shapes of inputs by name, for when the description's defaults are not those to run with.
@@ -78,12 +85,31 @@ impl Default for Options {
             seeds: 1,
             draws: vec![Draw::Normal],
             given: Vec::new(),
+            given_states: Values::new(),
+            scope: Scope::Auto,
             ranges: BTreeMap::new(),
             shapes: BTreeMap::new(),
             interface: BTreeMap::new(),
         }
     }
 }
+
+/// What is run.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Scope {
+    /// As [`Scope::Local`] where a function has more than [`LOCAL_ABOVE`] bytes of weights, else as [`Scope::Whole`].
+    #[default]
+    Auto,
+    /// Whole functions, weights included.
+    Whole,
+    /// What differs, each rewritten neighbourhood on its own with inputs of the right types. Weights that both programs
+    /// share are not read, but for integers; where the programs have weight files of their own, those are compared byte by
+    /// byte.
+    Local,
+}
+
+/// Bytes of weights beyond which [`Scope::Auto`] compares region by region: 256 MiB.
+pub const LOCAL_ABOVE: u64 = 1 << 28;
 
 /// Why two programs could not be compared. It says nothing about whether they are equal.
 #[derive(Debug, thiserror::Error)]
@@ -124,6 +150,15 @@ pub enum EquivError {
     /// No step, no seed or no kind of content was asked for, which would prove nothing.
     #[error("could not compare: no step was asked for")]
     NoStep,
+    /// Weights of the two programs could not be compared.
+    #[error("could not compare: {function}")]
+    Weights {
+        /// The function.
+        function: Name,
+        /// What went wrong.
+        #[source]
+        source: LiteralError,
+    },
     /// A program could not be evaluated.
     #[error("could not compare: the {program} program could not be evaluated at step {step}")]
     Run {
@@ -176,7 +211,7 @@ pub fn check(a: &Program, b: &Program, function: Option<&str>, options: &Options
         .iter()
         .map(|name| Ok((find(a, Side::First, name)?, find(b, Side::Second, name)?)))
         .collect::<Result<Vec<_>, EquivError>>()?;
-    let given = options.given.iter().flat_map(Values::keys);
+    let given = options.given.iter().chain([&options.given_states]).flat_map(Values::keys);
     let mut told = options.ranges.keys().chain(options.shapes.keys()).chain(given);
     if let Some(unknown) = told.find(|n| pairs.iter().all(|(f, _)| f.input(n).is_none())) {
         return Err(EquivError::NoInput(unknown.clone()));
@@ -197,7 +232,12 @@ pub fn check_functions(a: &Function, b: &Function, options: &Options) -> Result<
         return Err(EquivError::NoStep);
     }
     let changes = Changes::between(a, b, options.interface.get(a.name()).map_or(&[], Vec::as_slice))?;
-    run::compare(a, b, &changes, options)
+    let heavy = || local::weight_bytes(a).max(local::weight_bytes(b)) > LOCAL_ABOVE;
+    match options.scope {
+        Scope::Local => local::compare(a, b, options),
+        Scope::Auto if heavy() => local::compare(a, b, options),
+        Scope::Auto | Scope::Whole => run::compare(a, b, &changes, options),
+    }
 }
 
 /// Equal types, where an unknown size may be anything.

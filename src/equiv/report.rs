@@ -70,15 +70,43 @@ pub struct FunctionReport {
     /// Name.
     #[serde(serialize_with = "name")]
     pub name: Name,
-    /// The worst verdict of all outputs and states.
+    /// The worst verdict of all outputs, states and regions.
     pub verdict: Verdict,
     /// Steps that were run for each seed and kind of content.
     pub steps: usize,
-    /// Outputs in the order of the first program.
+    /// Outputs in the order of the first program; empty where regions were compared.
     pub outputs: Vec<TensorReport>,
-    /// States in the order of the first program, as they were after every step.
+    /// States in the order of the first program, as they were after every step; empty where regions were compared.
     pub states: Vec<TensorReport>,
+    /// Whether only what differs was run, region by region.
+    pub local: bool,
+    /// The regions, those that are alike but for names once, for each set of input shapes.
+    pub regions: Vec<RegionReport>,
+    /// Ops that are the same in both functions and not in any region; 0 where whole functions were compared.
+    pub unchanged: usize,
     /// Where the two programs part, when they do and name some differing value alike.
+    pub first_divergence: Option<Divergence>,
+    /// What the comparison did not cover.
+    pub notes: Vec<String>,
+}
+
+/// What was found of one rewritten neighbourhood.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct RegionReport {
+    /// Kind and name of its ops in the first program, in order.
+    pub before: Vec<String>,
+    /// Kind and name of its ops in the second program, in order.
+    pub after: Vec<String>,
+    /// How many regions there are of this form.
+    pub count: usize,
+    /// The worst verdict of all outputs and states.
+    pub verdict: Verdict,
+    /// What it gives to the rest of the function.
+    pub outputs: Vec<TensorReport>,
+    /// States as they were after every step.
+    pub states: Vec<TensorReport>,
+    /// Where the two programs part.
     pub first_divergence: Option<Divergence>,
     /// What the comparison did not cover.
     pub notes: Vec<String>,
@@ -113,6 +141,13 @@ pub struct Divergence {
     pub b: String,
 }
 
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.b, self.at)?;
+        if self.a == self.b { Ok(()) } else { write!(f, ", {} before", self.a) }
+    }
+}
+
 fn name<S: Serializer>(name: &Name, s: S) -> Result<S::Ok, S::Error> {
     s.serialize_str(name)
 }
@@ -127,6 +162,12 @@ impl Report {
     pub fn satisfies(&self, exactness: Exactness) -> bool {
         self.functions.iter().all(|f| f.satisfies(exactness))
     }
+
+    /// Where the worst of the functions parts from what it was.
+    pub fn first_divergence(&self) -> Option<&Divergence> {
+        let worst = self.functions.iter().filter(|f| f.verdict == self.verdict);
+        worst.filter_map(|f| f.first_divergence.as_ref()).next()
+    }
 }
 
 impl FunctionReport {
@@ -137,7 +178,56 @@ impl FunctionReport {
 
     /// What was found of every output and state.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorReport> {
-        self.outputs.iter().chain(&self.states)
+        let regions = self.regions.iter().flat_map(|r| r.outputs.iter().chain(&r.states));
+        self.outputs.iter().chain(&self.states).chain(regions)
+    }
+
+    /// The tables of the regions: all there is to say of those that differ, a line of the others.
+    fn fmt_regions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count: usize = self.regions.iter().map(|r| r.count).sum();
+        let forms = self.regions.len();
+        writeln!(
+            f,
+            "  {count} rewritten regions of {forms} forms; {} ops are as they were, and not run",
+            self.unchanged
+        )?;
+        let mut regions: Vec<&RegionReport> = self.regions.iter().collect();
+        regions.sort_by_key(|r| Reverse(r.verdict));
+        for region in regions.iter().take(MAX_REGIONS) {
+            let name = |ops: &[String]| ops.last().cloned().unwrap_or_else(|| "nothing".into());
+            let last = if region.after.is_empty() { name(&region.before) } else { name(&region.after) };
+            writeln!(f, "  {} × region up to {last}: {}", region.count, region.verdict)?;
+            if region.verdict > Verdict::Bitwise {
+                fmt_rows(f, "    ", &region.outputs, &region.states)?;
+            }
+            region.notes.iter().try_for_each(|note| writeln!(f, "    note: {note}"))?;
+        }
+        match forms.checked_sub(MAX_REGIONS).filter(|&n| n > 0) {
+            Some(rest) => writeln!(f, "  and {rest} more forms, none worse"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Rows for outputs and states, the worst first when there are many.
+fn fmt_rows(
+    f: &mut fmt::Formatter<'_>,
+    indent: &str,
+    outputs: &[TensorReport],
+    states: &[TensorReport],
+) -> fmt::Result {
+    let mut rows: Vec<(&str, &TensorReport)> = outputs.iter().map(|t| ("output", t)).collect();
+    rows.extend(states.iter().map(|t| ("state", t)));
+    if rows.len() > MAX_ROWS {
+        rows.sort_by_key(|(_, t)| Reverse(t.verdict));
+    }
+    let width = rows.iter().take(MAX_ROWS).map(|(_, t)| t.name.chars().count()).max().unwrap_or(0);
+    for (kind, t) in rows.iter().take(MAX_ROWS) {
+        writeln!(f, "{indent}{kind:6}  {:width$}  {:13}  {t}", t.name.as_str(), t.verdict)?;
+    }
+    match rows.len().checked_sub(MAX_ROWS).filter(|&n| n > 0) {
+        Some(rest) => writeln!(f, "{indent}and {rest} more, none worse"),
+        None => Ok(()),
     }
 }
 
@@ -174,30 +264,21 @@ impl fmt::Display for Report {
     }
 }
 
-/// Rows of a function's table that are printed.
+/// Rows of a table that are printed.
 const MAX_ROWS: usize = 16;
+/// Forms of regions that are printed.
+const MAX_REGIONS: usize = 8;
 
 impl fmt::Display for FunctionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = if self.steps == 1 { "" } else { "s" };
         writeln!(f, "{}: {} over {} step{s}", self.name, self.verdict, self.steps)?;
-        let mut rows: Vec<(&str, &TensorReport)> = self.outputs.iter().map(|t| ("output", t)).collect();
-        rows.extend(self.states.iter().map(|t| ("state", t)));
-        if rows.len() > MAX_ROWS {
-            rows.sort_by_key(|(_, t)| Reverse(t.verdict));
-        }
-        let width = rows.iter().take(MAX_ROWS).map(|(_, t)| t.name.chars().count()).max().unwrap_or(0);
-        for (kind, t) in rows.iter().take(MAX_ROWS) {
-            writeln!(f, "  {kind:6}  {:width$}  {:13}  {t}", t.name.as_str(), t.verdict)?;
-        }
-        if let Some(rest) = rows.len().checked_sub(MAX_ROWS).filter(|&n| n > 0) {
-            writeln!(f, "  and {rest} more, none worse")?;
+        match self.local {
+            true => self.fmt_regions(f)?,
+            false => fmt_rows(f, "  ", &self.outputs, &self.states)?,
         }
         if let Some(d) = &self.first_divergence {
-            match d.a == d.b {
-                true => writeln!(f, "  first divergence: {} at {}", d.b, d.at)?,
-                false => writeln!(f, "  first divergence: {} at {}, {} before", d.b, d.at, d.a)?,
-            }
+            writeln!(f, "  first divergence: {d}")?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "  note: {note}"))
     }

@@ -57,6 +57,9 @@ pub(super) fn compare(
         steps: options.steps,
         outputs,
         states,
+        local: false,
+        regions: Vec::new(),
+        unchanged: 0,
         first_divergence,
         notes: rounded.notes,
     })
@@ -161,7 +164,7 @@ impl<'f> Trial<'f> {
             Mode::Exact => Bound::EXACT,
             _ => Bound::storage(a),
         };
-        let cases = shapes::cases(a, &told_shapes(a, options))
+        let cases = shapes::cases(a, &shapes::told(a, options))
             .map_err(|(input, reason)| EquivError::Input { function: a.name().clone(), input, reason })?
             .into_iter()
             .map(|shapes| Ok((shapes.clone(), Generator::new(a, &shapes::sizes(a, &shapes), options)?)))
@@ -229,7 +232,10 @@ impl<'f> Trial<'f> {
     }
 
     fn draw_states(&self, at: Moment, rng: &mut Rng) -> Result<(Values, Held), EquivError> {
-        let states = self.cases[0].1.states(at.draw, rng)?;
+        let mut states = self.cases[0].1.states(at.draw, rng)?;
+        for (name, content) in &self.options.given_states {
+            states.entry(name.clone()).and_modify(|drawn| *drawn = content.clone());
+        }
         let held = self.changes.begin(&states)?;
         Ok((states, held))
     }
@@ -255,16 +261,17 @@ impl<'f> Trial<'f> {
         loop {
             let turn = at.step % open.len();
             let (shapes, generator) = &self.cases[open[turn]];
-            let given = self.options.given.get(at.step).unwrap_or(&none);
+            let given = match &self.options.given[..] {
+                [all] => all,
+                steps => steps.get(at.step).unwrap_or(&none),
+            };
             let inputs = generator.inputs(at.draw, given, shapes, at.step, rng)?;
             match self.a.run(at.step, &inputs, states) {
                 Ok(outputs) => return Ok((inputs, outputs)),
                 Err(e) if turn == 0 => return Err(e),
                 Err(_) => {
                     open.remove(turn);
-                    let unusual = shapes.iter().filter(|(name, s)| self.cases[0].0.get(*name) != Some(*s));
-                    let list: Vec<String> = unusual.map(|(name, shape)| format!("{name} {shape:?}")).collect();
-                    notes.push(format!("not run with the shapes {}", list.join(", ")));
+                    notes.push(format!("not run with {}", shapes::unusual(shapes, &self.cases[0].0)));
                 }
             }
         }
@@ -340,13 +347,6 @@ impl<'f> Trial<'f> {
         let b = self.b.source_of(name).unwrap_or_else(|| format!("`{name}`"));
         Some(Divergence { at: snapshot.at, a, b })
     }
-}
-
-/// The shapes that the options tell, for inputs that `f` has.
-fn told_shapes(f: &Function, options: &Options) -> BTreeMap<Name, Vec<usize>> {
-    let given = options.given.iter().take(1).flatten().map(|(n, t)| (n, t.shape().to_vec()));
-    let told = options.shapes.iter().map(|(n, s)| (n, s.clone()));
-    given.chain(told).filter(|(n, _)| f.input(n).is_some()).map(|(n, s)| (n.clone(), s)).collect()
 }
 
 /// A value that both functions name alike and compute differently.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::Options;
 use super::uses::{Sizes, is_mask};
 use crate::ir::{Dim, Flexibility, Function, Name, ValueId};
 
@@ -35,6 +36,20 @@ pub(super) fn cases(f: &Function, told: &BTreeMap<Name, Vec<usize>>) -> Result<V
         }
     }
     Ok(cases)
+}
+
+/// The shapes that the options tell, for inputs that `f` has.
+pub(super) fn told(f: &Function, options: &Options) -> BTreeMap<Name, Vec<usize>> {
+    let given = options.given.iter().take(1).flatten().map(|(n, t)| (n, t.shape().to_vec()));
+    let told = options.shapes.iter().map(|(n, s)| (n, s.clone()));
+    given.chain(told).filter(|(n, _)| f.input(n).is_some()).map(|(n, s)| (n.clone(), s)).collect()
+}
+
+/// What sets shapes apart from the default ones.
+pub(super) fn unusual(shapes: &Shapes, default: &Shapes) -> String {
+    let unusual = shapes.iter().filter(|(name, s)| default.get(*name) != Some(*s));
+    let list: Vec<String> = unusual.map(|(name, shape)| format!("{name} {shape:?}")).collect();
+    format!("the shapes {}", list.join(", "))
 }
 
 /// The sizes that `shapes` gives to the unknown dimensions of `f`.
