@@ -54,7 +54,7 @@ fn weights_of_another_package_are_compared() {
     save(&a, &other, &SaveOptions::default()).unwrap();
     let weights = walk(&other).into_iter().find(|p| p.ends_with("weight.bin")).unwrap();
     let mut bytes = std::fs::read(&weights).unwrap();
-    let middle = bytes.len() / 2 | 1;
+    let middle = (bytes.len() / 2) | 1;
     bytes[middle] ^= 4;
     std::fs::write(&weights, bytes).unwrap();
     let options = Options { steps: 1, scope: Scope::Local, ..Options::default() };
@@ -90,7 +90,7 @@ impl Rule for Doubling {
         let factor = if self.wrong.contains(&name.as_str()) { 3.0 } else { 2.0 };
         let mut patch = Patch::before(op);
         let two = milopt::ir::Literal::floats(ty.dtype, &[], &[factor]);
-        let product = patch.op("mul", &format!("{name}_doubled"), vec![("x", x.into()), ("y", Input::from(two))], ty);
+        let product = patch.op("mul", format!("{name}_doubled"), vec![("x", x.into()), ("y", Input::from(two))], ty);
         patch.replace(result, product);
         Ok(patch)
     }
