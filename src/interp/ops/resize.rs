@@ -194,7 +194,6 @@ pub(super) fn resize(call: &Call<'_>) -> Result<Tensor, Fault> {
 #[cfg(test)]
 mod tests {
     use super::super::super::testing::{Op, assert_close, f32s, iota, ramp};
-    use super::*;
 
     #[test]
     fn sampling_modes_are_grids() {
