@@ -44,6 +44,26 @@ fn variables_take_their_new_values_at_once() {
 }
 
 #[test]
+fn a_condition_is_one_truth_value() {
+    let at = |limit: &str, shape: &str| {
+        program(
+            "int32 n",
+            &format!(
+                "int32 i = while_loop(loop_vars = (n)) block(int32 j) {{
+                     tensor<bool, [{shape}]> go = less(x = j, y = {limit});
+                 }} -> (go), block(int32 j) {{
+                     int32 k = add(x = j, y = 2);
+                 }} -> (k);"
+            ),
+            "i",
+        )
+    };
+    assert_eq!(run(&at("[5]", "1"), &[("n", int(0))])["i"].to_i64s(), [6]);
+    let error = verify::typed(&at("[5, 6]", "2")).unwrap_err().to_string();
+    assert!(error.contains("the condition returns tensor<bool, [2]>, not a bool scalar"), "{error}");
+}
+
+#[test]
 fn a_body_may_return_its_variables_in_another_order() {
     let p = program(
         "int32 n, tensor<fp32, [2]> x, tensor<fp32, [2]> y",

@@ -8,7 +8,8 @@ use std::sync::LazyLock;
 
 use super::Effect::{self, Control, Pure, Random, ReadsState, WritesState};
 use super::infer::{
-    InferFn, constexpr, control, conv, elementwise, gather, linear, movement, recurrent, reduce, reshape, slice, space,
+    InferFn, constexpr, control, conv, elementwise, gather, linear, list, movement, recurrent, reduce, reshape, slice,
+    space,
 };
 use super::signature::{OpDef, parse};
 
@@ -56,6 +57,24 @@ const TABLE: &[Row] = &[
     ] },
     Row { kinds: "while_loop", effect: Control, infer: control::while_loop, versions: &[
         "C5: (loop_vars:tuple)",
+    ] },
+    Row { kinds: "make_list", effect: Pure, infer: list::make_list, versions: &[
+        "C5: (init_length:i32?=1, dynamic_length:bool!?=true, elem_shape:tuple, dtype:str!?=fp32)",
+    ] },
+    Row { kinds: "list_write", effect: Pure, infer: list::list_write, versions: &[
+        "C5: (ls:any, index:i32, value:T) with T=f16/f32/bool/i32",
+    ] },
+    Row { kinds: "list_scatter", effect: Pure, infer: list::list_scatter, versions: &[
+        "C5: (ls:any, indices:i32, value:T) with T=f16/f32/bool/i32",
+    ] },
+    Row { kinds: "list_read", effect: Pure, infer: list::list_read, versions: &[
+        "C5: (ls:any, index:i32)",
+    ] },
+    Row { kinds: "list_gather", effect: Pure, infer: list::list_gather, versions: &[
+        "C5: (ls:any, indices:i32)",
+    ] },
+    Row { kinds: "list_length", effect: Pure, infer: list::list_length, versions: &[
+        "C5: (ls:any)",
     ] },
     // Shape and data movement
     Row { kinds: "identity", effect: Pure, infer: movement::identity, versions: &[

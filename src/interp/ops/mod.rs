@@ -6,6 +6,7 @@ mod views;
 mod slice;
 mod gather;
 mod scatter;
+mod list;
 mod generate;
 mod sort;
 mod pad;
@@ -59,6 +60,13 @@ pub(super) fn kernel(kind: &str) -> Option<Kernel> {
         "scatter" => One(scatter::scatter),
         "scatter_along_axis" => One(scatter::scatter_along_axis),
         "scatter_nd" => One(scatter::scatter_nd),
+
+        "make_list" => One(list::make_list),
+        "list_length" => One(list::list_length),
+        "list_write" => One(list::list_write),
+        "list_scatter" => One(list::list_scatter),
+        "list_read" => One(list::list_read),
+        "list_gather" => One(list::list_gather),
 
         "fill" => One(generate::fill),
         "fill_like" => One(generate::fill_like),

@@ -13,6 +13,7 @@ pub(super) mod conv;
 pub(super) mod elementwise;
 pub(super) mod gather;
 pub(super) mod linear;
+pub(super) mod list;
 pub(super) mod movement;
 pub(super) mod recurrent;
 pub(super) mod reduce;
