@@ -211,3 +211,36 @@ fn passes_rewrite_around_blocks_and_inside() {
         |kind: &str| main(&after).all_ops().into_iter().filter(|&op| main(&after).op(op).kind() == kind).count();
     assert_eq!((count("tile"), count("while_loop")), (0, 1));
 }
+
+#[test]
+fn loops_collect_in_lists() {
+    let collect = |value: &str| {
+        program(
+            "int32 n, tensor<fp32, [2]> x",
+            &format!(
+                "list<tensor<fp32, [2]>, 1> made = make_list(init_length = 1, elem_shape = (2), dtype = \"fp32\");
+                 int32 i, list<tensor<fp32, [2]>, 1> all = while_loop(loop_vars = (0, made)) block(int32 j, list<tensor<fp32, [2]>, 1> l) {{
+                     bool go = less(x = j, y = n);
+                 }} -> (go), block(int32 j, list<tensor<fp32, [2]>, 1> l) {{
+                     fp32 factor = cast(x = j, dtype = \"fp32\");
+                     tensor<fp32, [2]> scaled = mul(x = x, y = factor);
+                     list<tensor<fp32, [2]>, 1> more = list_write(ls = l, index = j, value = {value});
+                     int32 k = add(x = j, y = 1);
+                 }} -> (k, more);
+                 int32 length = list_length(ls = all);
+                 int32 step = identity(x = 2);
+                 tensor<int32, [?]> chosen = range_1d(start = 0, end = length, step = step);
+                 tensor<fp32, [?, 2]> stacked = list_gather(ls = all, indices = chosen);
+                 tensor<fp32, [2]> first = list_read(ls = all, index = 0);"
+            ),
+            "stacked, length, first",
+        )
+    };
+    let p = collect("scaled");
+    for (n, stacked) in [(0, vec![0.0, 0.0]), (2, vec![0.0, 0.0]), (5, vec![0.0, 0.0, 2.0, -6.0, 4.0, -12.0])] {
+        let out = run(&p, &[("n", int(n)), ("x", floats(&[1.0, -3.0]))]);
+        assert_eq!((out["stacked"].to_f64s(), out["length"].to_i64s()[0]), (stacked, n.max(1)));
+    }
+    let error = verify::typed(&collect("factor")).unwrap_err().to_string();
+    assert!(error.contains("is not the element tensor<fp32, [2]>"), "{error}");
+}
