@@ -5,17 +5,24 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::compare::Difference;
+use super::compare::{Difference, Moment};
+use super::{Draw, Options};
 use crate::ir::Name;
 
 /// How equal two programs have to be.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Exactness {
     /// Equal bit patterns when every tensor is rounded to its type; any NaN equals any NaN, −0 is not +0.
     Bitwise,
     /// Equal up to the order of summation, within the bounds of the [module documentation](super).
     Reassociated,
+    /// No element is further off than this number of representable values, when every tensor is rounded to its type.
+    Ulps(u64),
+    /// No element is further off than this, times max(1, max|a|) of the tensor, when every tensor is rounded to its type;
+    /// integers are equal.
+    Tolerance(f64),
 }
 
 /// How equal two tensors, functions or programs were found to be. The order is from best to worst.
@@ -28,16 +35,6 @@ pub enum Verdict {
     Reassociated,
     /// Neither.
     Different,
-}
-
-impl Verdict {
-    /// Whether this is as equal as asked, or more.
-    pub fn satisfies(self, exactness: Exactness) -> bool {
-        match exactness {
-            Exactness::Bitwise => self == Verdict::Bitwise,
-            Exactness::Reassociated => self <= Verdict::Reassociated,
-        }
-    }
 }
 
 impl fmt::Display for Verdict {
@@ -56,8 +53,12 @@ impl fmt::Display for Verdict {
 pub struct Report {
     /// The worst verdict of all functions.
     pub verdict: Verdict,
-    /// Seed that the inputs came from.
+    /// The first seed that inputs came from.
     pub seed: u64,
+    /// How many seeds there were, counted up from the first.
+    pub seeds: u64,
+    /// The kinds of content that were drawn.
+    pub draws: Vec<Draw>,
     /// One entry a function, sorted by name.
     pub functions: Vec<FunctionReport>,
 }
@@ -71,7 +72,7 @@ pub struct FunctionReport {
     pub name: Name,
     /// The worst verdict of all outputs and states.
     pub verdict: Verdict,
-    /// Steps that were run.
+    /// Steps that were run for each seed and kind of content.
     pub steps: usize,
     /// Outputs in the order of the first program.
     pub outputs: Vec<TensorReport>,
@@ -98,12 +99,14 @@ pub struct TensorReport {
     pub exact: Option<Difference>,
 }
 
-/// The first value, in the order of the second program, that both programs name alike and compute differently.
+/// The first value, in the order of the second program, that both programs name alike and compute differently. Where there
+/// is none but the result itself, what gives the result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Divergence {
-    /// Step, from 0.
-    pub step: usize,
+    /// When.
+    #[serde(flatten)]
+    pub at: Moment,
     /// Kind and name of the op in the first program.
     pub a: String,
     /// Kind and name of the op in the second program.
@@ -115,14 +118,26 @@ fn name<S: Serializer>(name: &Name, s: S) -> Result<S::Ok, S::Error> {
 }
 
 impl Report {
-    pub(super) fn new(seed: u64, functions: Vec<FunctionReport>) -> Report {
+    pub(super) fn new(options: &Options, functions: Vec<FunctionReport>) -> Report {
         let verdict = functions.iter().map(|f| f.verdict).max().unwrap_or(Verdict::Bitwise);
-        Report { verdict, seed, functions }
+        Report { verdict, seed: options.seed, seeds: options.seeds, draws: options.draws.clone(), functions }
     }
 
     /// Whether the programs are as equal as asked, or more.
     pub fn satisfies(&self, exactness: Exactness) -> bool {
-        self.verdict.satisfies(exactness)
+        self.functions.iter().all(|f| f.satisfies(exactness))
+    }
+}
+
+impl FunctionReport {
+    /// Whether the functions are as equal as asked, or more.
+    pub fn satisfies(&self, exactness: Exactness) -> bool {
+        self.tensors().all(|t| t.satisfies(exactness))
+    }
+
+    /// What was found of every output and state.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorReport> {
+        self.outputs.iter().chain(&self.states)
     }
 }
 
@@ -136,14 +151,26 @@ impl TensorReport {
         };
         TensorReport { name, verdict, storage, exact }
     }
+
+    /// Whether the tensors are as equal as asked, or more.
+    pub fn satisfies(&self, exactness: Exactness) -> bool {
+        match exactness {
+            Exactness::Bitwise => self.verdict == Verdict::Bitwise,
+            Exactness::Reassociated => self.verdict <= Verdict::Reassociated,
+            Exactness::Ulps(most) => self.storage.max_ulp <= most,
+            Exactness::Tolerance(most) => self.storage.of_scale <= most,
+        }
+    }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for function in &self.functions {
-            function.fmt(f)?;
+        if self.seeds > 1 || self.draws != [Draw::Normal] {
+            let s = if self.seeds == 1 { "" } else { "s" };
+            let draws: Vec<String> = self.draws.iter().map(Draw::to_string).collect();
+            writeln!(f, "for {} seed{s} from {}, {} inputs", self.seeds, self.seed, draws.join(", "))?;
         }
-        Ok(())
+        self.functions.iter().try_for_each(|function| function.fmt(f))
     }
 }
 
@@ -168,8 +195,8 @@ impl fmt::Display for FunctionReport {
         }
         if let Some(d) = &self.first_divergence {
             match d.a == d.b {
-                true => writeln!(f, "  first divergence: {} at step {}", d.b, d.step)?,
-                false => writeln!(f, "  first divergence: {} at step {}, {} before", d.b, d.step, d.a)?,
+                true => writeln!(f, "  first divergence: {} at {}", d.b, d.at)?,
+                false => writeln!(f, "  first divergence: {} at {}, {} before", d.b, d.at, d.a)?,
             }
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "  note: {note}"))
@@ -195,6 +222,6 @@ impl fmt::Display for TensorReport {
         if let Some(exact) = &self.exact {
             write!(f, ", exact {:.3e}", exact.max_abs)?;
         }
-        write!(f, ", first at step {} {:?}: {:?} and {:?}", first.step, first.index, first.a, first.b)
+        write!(f, ", first at {} {:?}: {:?} and {:?}", first.at, first.index, first.a, first.b)
     }
 }

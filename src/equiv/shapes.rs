@@ -24,7 +24,7 @@ pub(super) fn cases(f: &Function, told: &BTreeMap<Name, Vec<usize>>) -> Result<V
     if let Some(name) = told.keys().find(|n| f.input(n).is_none_or(|v| f.tensor(v).is_none())) {
         return Err((name.clone(), "is no tensor input".into()));
     }
-    let mut cases = vec![assign(f, |v| told.get(f.value(v).name()).map_or_else(|| default(f, v), |s| widen(s)))?];
+    let mut cases = vec![told_or_default(f, told)?];
     if told.is_empty() && cases[0].keys().any(|n| f.input(n).is_some_and(|v| is_flexible(f, v))) {
         let full = Some(FULL).filter(|_| f.inputs().iter().any(|&v| f.ty(v).as_state().is_some()));
         let probes = PROBES.iter().copied().chain(full).map(|p| assign(f, |v| probe(f, v, p)));
@@ -47,6 +47,23 @@ pub(super) fn sizes(f: &Function, shapes: &Shapes) -> Sizes {
         }
     }
     sizes
+}
+
+/// The told shapes; for the other inputs the defaults, but where a told shape fixes a size.
+fn told_or_default(f: &Function, told: &BTreeMap<Name, Vec<usize>>) -> Result<Shapes, (Name, String)> {
+    let mut fixed = Sizes::default();
+    for (name, shape) in told {
+        let Some(ty) = f.input(name).and_then(|v| f.tensor(v)) else { continue };
+        ty.shape.iter().zip(shape).for_each(|(dim, &n)| _ = fixed.bind(dim, n as u64));
+    }
+    assign(f, |v| match (told.get(f.value(v).name()), f.tensor(v)) {
+        (Some(shape), _) => widen(shape),
+        (None, Some(ty)) => {
+            let sizes = ty.shape.iter().zip(default(f, v));
+            sizes.map(|(dim, n)| fixed.of(dim).and_then(|n| u64::try_from(n).ok()).unwrap_or(n)).collect()
+        }
+        (None, None) => Vec::new(),
+    })
 }
 
 fn widen(shape: &[usize]) -> Vec<u64> {
