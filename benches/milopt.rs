@@ -4,11 +4,13 @@
 mod exaone;
 
 use std::hint::black_box;
+use std::mem;
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use exaone::Config;
 use milopt::interp::{Interpreter, Mode, Tensor, Values};
-use milopt::ir::{Function, Program};
+use milopt::ir::{DType, Function, Program};
+use milopt::opset::Builder;
 use milopt::package::{Overwrite, Package, SaveOptions};
 use milopt::passes::{Pipeline, Preset, RunOptions};
 use milopt::verify::{self, Verified};
@@ -69,5 +71,53 @@ fn interpreter(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, open, passes, save, interpreter);
+/// One decode step of the attention of all layers, as coremltools writes it and after `gqa-fold`: what one takes longer than
+/// the other is what the copies of the heads cost.
+fn decode_attention(c: &mut Criterion) {
+    let before = exaone::attention(&Config::exaone_1_2b()).expect("the sizes fit each other");
+    let mut after = before.clone();
+    let fold = Pipeline::parse("gqa-fold,dce").expect("the passes exist");
+    fold.run(&mut after, &RunOptions::default()).expect("the passes run");
+    let mut group = c.benchmark_group("decode attention");
+    group.sample_size(10).sampling_mode(SamplingMode::Flat);
+    for (name, program) in [("before gqa-fold", &before), ("after gqa-fold", &after)] {
+        let main = program.main().expect("there is a main function");
+        let interpreter = Interpreter::new(main, Mode::Storage).expect("every op is known");
+        let inputs = zeros(main);
+        let mut states = Values::new();
+        group.bench_function(name, |b| {
+            b.iter(|| (_, states) = interpreter.advance(&inputs, mem::take(&mut states)).expect("the step runs"));
+        });
+    }
+    group.finish();
+}
+
+/// Products of the shapes of prefill and decode, with the weight or cache in fp16; the throughput is in multiplications.
+fn products(c: &mut Criterion) {
+    let mut group = c.benchmark_group("matmul");
+    group.sample_size(10).sampling_mode(SamplingMode::Flat);
+    let shapes: [(&str, &[u64], &[u64], bool); 5] = [
+        ("linear prefill", &[256, 2048], &[2048, 2048], true),
+        ("linear decode", &[1, 2048], &[2048, 2048], true),
+        ("linear decode untransposed", &[1, 2048], &[2048, 2048], false),
+        ("query by key", &[32, 1, 64], &[32, 4096, 64], true),
+        ("weights by value", &[32, 1, 4096], &[32, 4096, 64], false),
+    ];
+    for (name, x, y, transposed) in shapes {
+        let mut b = Builder::new("main", "CoreML8");
+        let built = b.input("x", DType::F16, x).and_then(|x_value| {
+            let y_value = b.input("y", DType::F16, y)?;
+            let out = b.matmul(x_value, y_value, false, transposed)?;
+            b.finish(&[("out", out)])
+        });
+        let f = built.expect("the shapes multiply");
+        let interpreter = Interpreter::new(&f, Mode::Storage).expect("matmul is known");
+        let inputs = zeros(&f);
+        group.throughput(Throughput::Elements(x[x.len() - 2] * y.iter().product::<u64>()));
+        group.bench_function(name, |b| b.iter(|| interpreter.run(&inputs, &mut Values::new()).expect("it runs")));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, open, passes, save, interpreter, products, decode_attention);
 criterion_main!(benches);

@@ -66,30 +66,38 @@ impl Config {
 /// # Errors
 /// When the sizes do not fit each other.
 pub fn program(config: &Config) -> Result<Program, BuildError> {
-    let c = config;
-    let mut model = Model { c, b: Builder::new("main", "CoreML8"), weights: Weights::new(c) };
-    let input_ids = model.b.input("input_ids", DType::I32, &[1, c.q_len])?;
+    let mut model = Model::new(config);
+    let input_ids = model.b.input("input_ids", DType::I32, &[1, config.q_len])?;
     let position = model.b.input("position", DType::I32, &[1])?;
-    let mask = model.b.input("causal_mask", DType::F16, &[1, 1, c.q_len, c.ctx])?;
-    let shape = [c.layers, 1, c.n_kv_heads, c.ctx, c.head_dim];
-    let k_cache = model.b.state("k_cache", DType::F16, &shape)?;
-    let v_cache = model.b.state("v_cache", DType::F16, &shape)?;
-
-    let (begin, end) = model.window(position)?;
-    let (cos, sin) = model.rotation(position)?;
-    let shared = Shared { mask, cos, sin, begin, end };
-    let mut caches = [k_cache, v_cache].map(|state| Cache { state, content: state });
-    for cache in &mut caches {
-        cache.content = model.b.named("read_state").read_state(cache.state)?;
-    }
+    let (mut caches, shared) = model.context(position)?;
     let mut x = model.embedding(input_ids)?;
-    for layer in 0..c.layers {
+    for layer in 0..config.layers {
         x = model.layer(layer, x, &mut caches, &shared)?;
     }
     let x = model.norm("hidden_states", x)?;
     let head = model.weights.embedding.clone();
     let logits = model.linear("logits", x, head)?;
     opset::program(vec![model.b.finish(&[("logits", logits)])?])
+}
+
+/// The attention of the layers alone, one behind the other: one function `main` from `position`, `causal_mask`, the heads
+/// `query`, `key` and `value` and the states `k_cache` and `v_cache` to `attn_output`. All layers write the same rows, and
+/// what one returns is the query of the next.
+///
+/// # Errors
+/// When the sizes do not fit each other.
+pub fn attention(config: &Config) -> Result<Program, BuildError> {
+    let c = config;
+    let mut model = Model::new(c);
+    let position = model.b.input("position", DType::I32, &[1])?;
+    let mut query = model.b.input("query", DType::F16, &[1, c.n_heads, c.q_len, c.head_dim])?;
+    let key = model.b.input("key", DType::F16, &[1, c.n_kv_heads, c.q_len, c.head_dim])?;
+    let value = model.b.input("value", DType::F16, &[1, c.n_kv_heads, c.q_len, c.head_dim])?;
+    let (mut caches, shared) = model.context(position)?;
+    for layer in 0..c.layers {
+        query = model.attend(layer, [query, key, value], &mut caches, &shared)?;
+    }
+    opset::program(vec![model.b.finish(&[("attn_output", query)])?])
 }
 
 type Built<T> = Result<T, BuildError>;
@@ -149,7 +157,27 @@ impl Weights {
     }
 }
 
-impl Model<'_> {
+impl<'c> Model<'c> {
+    fn new(c: &'c Config) -> Model<'c> {
+        Model { c, b: Builder::new("main", "CoreML8"), weights: Weights::new(c) }
+    }
+
+    /// The mask and the caches, whose content is read, and what follows from the position.
+    fn context(&mut self, position: ValueId) -> Built<([Cache; 2], Shared)> {
+        let c = self.c;
+        let mask = self.b.input("causal_mask", DType::F16, &[1, 1, c.q_len, c.ctx])?;
+        let shape = [c.layers, 1, c.n_kv_heads, c.ctx, c.head_dim];
+        let k_cache = self.b.state("k_cache", DType::F16, &shape)?;
+        let v_cache = self.b.state("v_cache", DType::F16, &shape)?;
+        let (begin, end) = self.window(position)?;
+        let (cos, sin) = self.rotation(position)?;
+        let mut caches = [k_cache, v_cache].map(|state| Cache { state, content: state });
+        for cache in &mut caches {
+            cache.content = self.b.named("read_state").read_state(cache.state)?;
+        }
+        Ok((caches, Shared { mask, cos, sin, begin, end }))
+    }
+
     /// Begin and end of the rows that a step writes.
     fn window(&mut self, position: ValueId) -> Built<(ValueId, ValueId)> {
         let q_len = [self.c.q_len as i64];
@@ -218,6 +246,20 @@ impl Model<'_> {
         let query = self.normed_and_rotated("query", query, self.c.n_heads, shared)?;
         let key = self.normed_and_rotated("key", key, self.c.n_kv_heads, shared)?;
 
+        let out = self.attend(layer, [query, key, value], caches, shared)?;
+        let out = self.b.named("attn_output").transpose(out, [0, 2, 1, 3])?;
+        let out = self.b.named("attn_output").reshape(out, [1, self.c.q_len as i64, -1])?;
+        self.linear("linear", out, output)
+    }
+
+    /// The part that a cache is read and written for: writes the new rows, reads all and attends to them.
+    fn attend(
+        &mut self,
+        layer: u64,
+        [query, key, value]: [ValueId; 3],
+        caches: &mut [Cache; 2],
+        shared: &Shared,
+    ) -> Built<ValueId> {
         let begin = self.index("begin", layer, shared.begin)?;
         let [k_cache, v_cache] = caches;
         self.write(k_cache, key, begin, shared.end)?;
@@ -229,10 +271,7 @@ impl Model<'_> {
         let scaled = self.b.named("attn_weights").mul(scores, half((self.c.head_dim as f64).sqrt().recip()))?;
         let masked = self.b.named("masked").add(scaled, shared.mask)?;
         let weights = self.b.softmax(masked, -1)?;
-        let out = self.b.named("attn_output").matmul(weights, value, false, false)?;
-        let out = self.b.named("attn_output").transpose(out, [0, 2, 1, 3])?;
-        let out = self.b.named("attn_output").reshape(out, [1, self.c.q_len as i64, -1])?;
-        self.linear("linear", out, output)
+        self.b.named("attn_output").matmul(weights, value, false, false)
     }
 
     /// A projection split into heads, [1, n, q_len, head_dim].

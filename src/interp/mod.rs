@@ -34,11 +34,15 @@ mod boxes;
 mod run;
 mod call;
 mod ops;
+mod product;
 mod lanes;
+mod par;
 mod view;
 mod num;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod contract;
 
 pub use error::{Fault, InterpError};
 pub use run::Interpreter;

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::par;
 use super::tensor::Data;
 use crate::ir::{DType, round_float};
 
 /// What a tensor's data can be made of.
-pub(crate) trait Element: Clone + Default + PartialEq + 'static {
+pub(crate) trait Element: Clone + Default + PartialEq + Send + Sync + 'static {
     /// The elements, if `data` holds this kind.
     fn of(data: &Data) -> Option<&[Self]>;
     /// The elements, copied only when they are shared.
@@ -30,7 +34,7 @@ macro_rules! element {
         }
     )*};
 }
-element!(f32 => F32, f64 => F64, i64 => Int, bool => Bool, Arc<str> => Text);
+element!(f16 => F16, bf16 => BF16, f32 => F32, f64 => F64, i64 => Int, bool => Bool, Arc<str> => Text);
 
 /// Numbers: floats in either width, or integers that wrap.
 pub(crate) trait Num: Element + Copy + PartialOrd {
@@ -58,6 +62,24 @@ pub(crate) trait Num: Element + Copy + PartialOrd {
     fn to_f64(self) -> f64;
     /// Nearest value; truncates toward zero for integers.
     fn from_f64(x: f64) -> Self;
+    /// Whether [`Num::fetch`] makes such numbers of `data`: floats of floats, integers of integers.
+    fn reads(data: &Data) -> bool;
+    /// Fills `out` with the numbers of `data` from `start` on, `stride` apart; leaves it as it is where they are no such
+    /// numbers.
+    fn fetch(data: &Data, start: usize, stride: isize, out: &mut [Self]);
+}
+
+/// Fills `out` with what `f` makes of the elements from `start` on, `stride` apart.
+fn each<S: Copy, T>(source: &[S], start: usize, stride: isize, out: &mut [T], f: impl Fn(S) -> T) {
+    if stride == 1 {
+        out.iter_mut().zip(&source[start..]).for_each(|(o, &x)| *o = f(x));
+    } else {
+        let mut at = start as isize;
+        for o in out {
+            *o = f(source[at as usize]);
+            at += stride;
+        }
+    }
 }
 
 impl Num for i64 {
@@ -107,6 +129,14 @@ impl Num for i64 {
     fn from_f64(x: f64) -> i64 {
         x as i64
     }
+    fn reads(data: &Data) -> bool {
+        matches!(data, Data::Int(_))
+    }
+    fn fetch(data: &Data, start: usize, stride: isize, out: &mut [i64]) {
+        if let Data::Int(v) = data {
+            each(v, start, stride, out, |x| x);
+        }
+    }
 }
 
 /// Floats. Transcendental functions come from `libm`, so that they depend on the value alone; their names keep them apart
@@ -133,7 +163,6 @@ pub(crate) trait Real: Num {
     fn libm_ceil(self) -> Self;
     /// Half to even.
     fn libm_round(self) -> Self;
-    fn of_f32(x: f32) -> Self;
     /// Rounds every element to `dtype` and stores it as storage mode does.
     fn narrowed(elements: Vec<Self>, dtype: DType) -> Data;
     /// Stores every element unrounded, as exact mode does.
@@ -162,12 +191,13 @@ macro_rules! real {
             fn is_nan(self) -> bool { $ty::is_nan(self) }
             fn to_f64(self) -> f64 { f64::from(self) }
             fn from_f64(x: f64) -> $ty { x as $ty }
+            fn reads(data: &Data) -> bool { matches!(data, Data::F16(_) | Data::BF16(_) | Data::F32(_) | Data::F64(_)) }
+            fn fetch(data: &Data, start: usize, stride: isize, out: &mut [$ty]) { fetch::$ty(data, start, stride, out) }
         }
 
         impl Real for $ty {
             const INFINITY: $ty = $ty::INFINITY;
             fn over(self, other: $ty) -> $ty { self / other }
-            fn of_f32(x: f32) -> $ty { $ty::from(x) }
             $(fn $method(self) -> $ty { $libm(self) })*
             fn narrowed(elements: Vec<$ty>, dtype: DType) -> Data { narrow::$ty(elements, dtype) }
             fn widened(elements: Vec<$ty>) -> Data { widen::$ty(elements) }
@@ -193,24 +223,56 @@ mod pow {
     }
 }
 
-mod narrow {
-    use super::{DType, Data, Element, round_float};
+mod fetch {
+    use super::{Data, HalfFloatSliceExt, each};
 
-    pub(super) fn f32(mut elements: Vec<f32>, dtype: DType) -> Data {
-        match dtype {
-            DType::F32 => {}
-            DType::F64 => return super::widen::f32(elements),
-            DType::F16 => elements.iter_mut().for_each(|x| *x = half::f16::from_f32(*x).to_f32()),
-            DType::BF16 => elements.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32()),
-            _ => elements.iter_mut().for_each(|x| *x = round_float(dtype, f64::from(*x)) as f32),
+    pub(super) fn f32(data: &Data, start: usize, stride: isize, out: &mut [f32]) {
+        match data {
+            Data::F16(v) if stride == 1 => v[start..][..out.len()].convert_to_f32_slice(out),
+            Data::BF16(v) if stride == 1 => v[start..][..out.len()].convert_to_f32_slice(out),
+            Data::F16(v) => each(v, start, stride, out, half::f16::to_f32),
+            Data::BF16(v) => each(v, start, stride, out, half::bf16::to_f32),
+            Data::F32(v) => each(v, start, stride, out, |x| x),
+            Data::F64(v) => each(v, start, stride, out, |x| x as f32),
+            _ => {}
         }
-        f32::data(elements)
+    }
+
+    pub(super) fn f64(data: &Data, start: usize, stride: isize, out: &mut [f64]) {
+        match data {
+            Data::F16(v) => each(v, start, stride, out, half::f16::to_f64),
+            Data::BF16(v) => each(v, start, stride, out, half::bf16::to_f64),
+            Data::F32(v) => each(v, start, stride, out, f64::from),
+            Data::F64(v) => each(v, start, stride, out, |x| x),
+            _ => {}
+        }
+    }
+}
+
+mod narrow {
+    use super::{DType, Data, Element, HalfFloatSliceExt, bf16, f16, par, round_float};
+
+    pub(super) fn f32(elements: Vec<f32>, dtype: DType) -> Data {
+        match dtype {
+            DType::F32 => f32::data(elements),
+            DType::F64 => super::widen::f32(elements),
+            DType::F16 => f16::data(par::filled(elements.len(), |at, out: &mut [f16]| {
+                out.convert_from_f32_slice(&elements[at..][..out.len()]);
+            })),
+            DType::BF16 => bf16::data(par::filled(elements.len(), |at, out: &mut [bf16]| {
+                out.convert_from_f32_slice(&elements[at..][..out.len()]);
+            })),
+            _ => f32::data(par::map(&elements, |&x| round_float(dtype, f64::from(x)) as f32)),
+        }
     }
 
     pub(super) fn f64(elements: Vec<f64>, dtype: DType) -> Data {
+        let rounded = |&x: &f64| round_float(dtype, x) as f32;
         match dtype {
             DType::F64 => f64::data(elements),
-            _ => f32::data(elements.into_iter().map(|x| round_float(dtype, x) as f32).collect()),
+            DType::F16 => f16::data(par::map(&elements, |x| f16::from_f32(rounded(x)))),
+            DType::BF16 => bf16::data(par::map(&elements, |x| bf16::from_f32(rounded(x)))),
+            _ => f32::data(par::map(&elements, rounded)),
         }
     }
 }

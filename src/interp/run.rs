@@ -68,9 +68,12 @@ struct Frame<'r> {
 }
 
 impl Frame<'_> {
-    /// Takes a value out, and with it the state that shares its elements.
+    /// Takes a value out, and with it the state that shares its elements. Views of it get elements of their own.
     fn take(&mut self, Reuse { x, state }: Reuse) -> Option<(ValueId, Tensor)> {
         let taken = self.values[x.index()].take()?;
+        for part in self.values.iter_mut().filter(|v| v.as_ref().is_some_and(|t| t.shares(&taken) && t.is_part())) {
+            *part = part.take().map(Tensor::settled);
+        }
         if let Some(state) = state.filter(|s| self.states.get(s).is_some_and(|content| content.shares(&taken))) {
             self.states.remove(&state);
         }
@@ -106,12 +109,21 @@ impl<'f> Interpreter<'f> {
     ///
     /// `inputs` holds a tensor for every input that is not a state, of its element type and a shape that fits; a scalar
     /// and a tensor of shape `[1]` are interchangeable, other names are ignored. A state missing from `states` starts as
-    /// zeros. States are updated in place, and only when the whole run succeeds.
+    /// zeros. States are replaced only when the whole run succeeds.
     ///
     /// # Errors
     /// [`InterpError`] when an input or state does not fit or an op cannot be evaluated.
     pub fn run(&self, inputs: &Values, states: &mut Values) -> Result<Values, InterpError> {
         self.run_observed(inputs, states, &mut |_, _| {})
+    }
+
+    /// [`Interpreter::run`] from states that are given away, to new ones. What nothing else holds of them is updated in
+    /// place, where `run` has to copy it first.
+    ///
+    /// # Errors
+    /// As [`Interpreter::run`].
+    pub fn advance(&self, inputs: &Values, states: Values) -> Result<(Values, Values), InterpError> {
+        self.evaluate(inputs, states, &mut |_, _| {})
     }
 
     /// [`Interpreter::run`] that calls back with every value an op computes, in order. Results of `const` and
@@ -125,14 +137,25 @@ impl<'f> Interpreter<'f> {
         states: &mut Values,
         observe: &mut dyn FnMut(ValueId, &Tensor),
     ) -> Result<Values, InterpError> {
+        let (outputs, new) = self.evaluate(inputs, states.clone(), observe)?;
+        *states = new;
+        Ok(outputs)
+    }
+
+    fn evaluate(
+        &self,
+        inputs: &Values,
+        mut states: Values,
+        observe: &mut dyn FnMut(ValueId, &Tensor),
+    ) -> Result<(Values, Values), InterpError> {
         let mut frame = Frame { values: vec![None; self.f.value_capacity()], states: HashMap::new(), observe };
         for &v in self.f.inputs() {
             let name = self.f.value(v).name();
             let located = |fault| InterpError::Input { function: self.f.name().clone(), input: name.clone(), fault };
             match self.f.ty(v) {
                 ValueType::State(ty) => {
-                    let content = match states.get(name) {
-                        Some(t) => self.admit(t, ty).map_err(located)?,
+                    let content = match states.remove(name) {
+                        Some(t) => self.admit(&t, ty).map_err(located)?,
                         None => self.mode.admit(
                             &Tensor::zeros(ty)
                                 .ok_or_else(|| Fault::Shape(format!("a state of type {ty} cannot be made")))
@@ -156,14 +179,14 @@ impl<'f> Interpreter<'f> {
         for &v in self.f.outputs() {
             let output = self.f.value(v).name().clone();
             match self.lookup(&frame.values, v) {
-                Ok(t) => outputs.insert(output, t),
+                Ok(t) => outputs.insert(output, t.settled()),
                 Err(_) => return Err(InterpError::Output { function: self.f.name().clone(), output }),
             };
         }
         for (v, content) in frame.states {
             states.insert(self.f.value(v).name().clone(), content);
         }
-        Ok(outputs)
+        Ok((outputs, states))
     }
 
     /// A tensor from outside as this mode stores it, if it fits the type.
@@ -244,7 +267,7 @@ impl<'f> Interpreter<'f> {
                     let message = format!("data {}{:?} is not of the state's type {ty}", new.dtype(), new.shape());
                     return Err(located(Fault::Shape(message)));
                 }
-                frame.states.insert(state, new);
+                frame.states.insert(state, new.settled());
                 return Ok(());
             }
             Action::Cond => {
@@ -553,6 +576,46 @@ mod tests {
             assert_eq!(states["s"].to_f64s(), [1.0, 1.0, 9.0]);
             assert_eq!(start.to_f64s(), [7.0, 8.0, 9.0]);
         }
+    }
+
+    /// y = state[1:2]; state[0:1] = x, the slice taken before the write and returned after it.
+    fn writer() -> Net {
+        let mut net = Net::new();
+        let x = net.input("x", DType::F16, &[1]);
+        let s = net.state("s", DType::F16, &[3]);
+        let end = net.end();
+        let [zero, one, two] = [0, 1, 2].map(|i| net.literal(Literal::ints(&[i])));
+        let old = net.op(end, "read_state", &[("input", &v(s))], &["old"])[0];
+        let part = [("x", &v(old)[..]), ("begin", std::slice::from_ref(&one)), ("end", std::slice::from_ref(&two))];
+        let y = net.op(end, "slice_by_index", &part, &["y"])[0];
+        let head =
+            net.op(end, "slice_by_index", &[("x", &v(old)), ("begin", &[zero.clone()]), ("end", &[two])], &["h"])[0];
+        let operands: [(&str, &[Operand]); 4] =
+            [("x", &v(old)), ("update", &v(x)), ("begin", &[zero]), ("end", &[one])];
+        let new = net.op(end, "slice_update", &operands, &["new"])[0];
+        net.op(end, "write_state", &[("input", &v(s)), ("data", &v(new))], &[]);
+        let body = net.f.body();
+        net.f.add_output(body, y);
+        net.f.add_output(body, head);
+        net
+    }
+
+    #[test]
+    fn states_given_away_are_updated_in_place() {
+        let net = writer();
+        let interp = Interpreter::new(&net.f, Mode::Storage).unwrap();
+        let place = |states: &Values| states["s"].elements::<half::f16>().unwrap().as_ptr();
+        let mut states = values([("s", f16s(&[3], &[7.0, 8.0, 9.0]))]);
+        let (before, kept) = (place(&states), states.clone());
+        let inputs = values([("x", f16s(&[1], &[1.0]))]);
+        interp.run(&inputs, &mut states).unwrap();
+        assert_eq!(kept["s"].to_f64s(), [7.0, 8.0, 9.0]);
+        assert_ne!(place(&states), before, "what somebody holds is copied");
+        let before = place(&states);
+        let (out, states) = interp.advance(&values([("x", f16s(&[1], &[2.0]))]), states).unwrap();
+        assert_eq!(place(&states), before);
+        assert_eq!(states["s"].to_f64s(), [2.0, 8.0, 9.0]);
+        assert_eq!((out["y"].to_f64s(), out["h"].to_f64s()), (vec![8.0], vec![1.0, 8.0]));
     }
 
     #[test]

@@ -3,13 +3,16 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use half::{bf16, f16};
 use smallvec::SmallVec;
 
 use super::Mode;
 use super::error::Fault;
 use super::num::{Element, Num, Real, wrap};
+use super::par;
+use super::view::View;
 use crate::ir::{
     DType, Literal, LiteralData, LiteralError, Name, TensorType, Weights, pack_ints, round_float, unpack_floats,
     unpack_ints,
@@ -24,12 +27,15 @@ pub(crate) type Dims = SmallVec<[usize; 5]>;
 /// The most elements a tensor may have: 2³⁰.
 const MAX_ELEMENTS: usize = 1 << 30;
 
-/// The elements, row-major.
+/// Elements in memory.
 ///
-/// Storage mode keeps floats of every type but `fp64` as `f32`, which represents them exactly; exact mode keeps all
-/// floats as `f64`. Integers are `i64`, reduced to their type (`uint64` as its bit pattern).
+/// Storage mode keeps `fp16` and `bf16` in two bytes and floats of every other type but `fp64` as `f32`, which represents
+/// them exactly; exact mode keeps all floats as `f64`. Integers are `i64`, reduced to their type (`uint64` as its bit
+/// pattern).
 #[derive(Clone)]
 pub(crate) enum Data {
+    F16(Arc<Vec<f16>>),
+    BF16(Arc<Vec<bf16>>),
     F32(Arc<Vec<f32>>),
     F64(Arc<Vec<f64>>),
     Int(Arc<Vec<i64>>),
@@ -43,12 +49,21 @@ pub struct Tensor {
     dtype: DType,
     shape: Dims,
     data: Data,
+    /// Which of `data` the elements are; all of it without a part.
+    part: Option<Arc<Part>>,
+}
+
+/// The elements of a tensor among those of another one.
+struct Part {
+    view: View,
+    /// The elements one behind the other, where they are no run of the other's: made when a kernel asks for them.
+    copy: OnceLock<Data>,
 }
 
 /// Runs the body with `$T` standing for the type of the tensor's elements.
 macro_rules! with_element {
     ($tensor:expr, $T:ident => $body:expr) => {
-        with_element!(@arms $tensor, $T => $body, F32: f32, F64: f64, Int: i64, Bool: bool, Text: std::sync::Arc<str>)
+        with_element!(@arms $tensor, $T => $body, F16: half::f16, BF16: half::bf16, F32: f32, F64: f64, Int: i64, Bool: bool, Text: std::sync::Arc<str>)
     };
     (@arms $tensor:expr, $T:ident => $body:expr, $($variant:ident: $ty:ty),*) => {
         match $tensor.data() {
@@ -98,13 +113,15 @@ impl Tensor {
         let shape: Dims = ty.known_shape()?.iter().map(|&n| usize::try_from(n).ok()).collect::<Option<_>>()?;
         let n = volume(&shape).ok()?;
         let data = match ty.dtype {
+            DType::F16 => f16::data(vec![f16::ZERO; n]),
+            DType::BF16 => bf16::data(vec![bf16::ZERO; n]),
             DType::F64 => f64::data(vec![0.0; n]),
             d if d.is_float() => f32::data(vec![0.0; n]),
             DType::Bool => bool::data(vec![false; n]),
             DType::String => return None,
             _ => i64::data(vec![0; n]),
         };
-        Some(Tensor { dtype: ty.dtype, shape, data })
+        Some(Tensor::new(ty.dtype, shape, data))
     }
 
     /// The tensor that a constant of tensor type holds.
@@ -123,21 +140,18 @@ impl Tensor {
         let n = volume(&shape)?;
         if let LiteralData::Strings(strings) = &literal.data {
             let data = Data::Text(Arc::new(strings.to_vec()));
-            return (strings.len() == n).then_some(Tensor { dtype: ty.dtype, shape, data }).ok_or_else(kind);
+            return if strings.len() == n { Ok(Tensor::new(ty.dtype, shape, data)) } else { Err(kind()) };
         }
         let bytes = literal.packed(weights)?;
         let data = match ty.dtype {
-            DType::F16 => {
-                f32::data(bytes.chunks_exact(2).map(|c| half::f16::from_le_bytes([c[0], c[1]]).to_f32()).collect())
-            }
-            DType::F32 => {
-                f32::data(bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
-            }
+            DType::F16 => f16::data(bytes.as_chunks().0.iter().map(|&c| f16::from_le_bytes(c)).collect()),
+            DType::BF16 => bf16::data(bytes.as_chunks().0.iter().map(|&c| bf16::from_le_bytes(c)).collect()),
+            DType::F32 => f32::data(bytes.as_chunks().0.iter().map(|&c| f32::from_le_bytes(c)).collect()),
             d if d.is_float() => f64::narrowed(unpack_floats(d, &bytes), d),
             DType::Bool => bool::data(bytes.iter().map(|&b| b != 0).collect()),
             d => i64::data(unpack_ints(d, n, &bytes)),
         };
-        Ok(Tensor { dtype: ty.dtype, shape, data })
+        Ok(Tensor::new(ty.dtype, shape, data))
     }
 
     /// Element type.
@@ -157,59 +171,47 @@ impl Tensor {
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        match &self.data {
-            Data::F32(v) => v.len(),
-            Data::F64(v) => v.len(),
-            Data::Int(v) => v.len(),
-            Data::Bool(v) => v.len(),
-            Data::Text(v) => v.len(),
-        }
+        if self.is_empty() { 0 } else { self.shape.iter().product() }
     }
 
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.shape.contains(&0)
     }
 
     /// The elements as `f64`, row-major; bools as 0 and 1, strings as NaN.
     pub fn to_f64s(&self) -> Vec<f64> {
-        match &self.data {
-            Data::F32(v) => v.iter().map(|&x| f64::from(x)).collect(),
-            Data::F64(v) => v.to_vec(),
-            Data::Int(v) => v.iter().map(|&x| x as f64).collect(),
-            Data::Bool(v) => v.iter().map(|&x| f64::from(u8::from(x))).collect(),
-            Data::Text(v) => vec![f64::NAN; v.len()],
+        match self.data {
+            Data::Int(_) => self.all::<i64>().iter().map(|&x| x as f64).collect(),
+            Data::Bool(_) => self.all::<bool>().iter().map(|&x| f64::from(u8::from(x))).collect(),
+            Data::Text(_) => vec![f64::NAN; self.len()],
+            _ => self.floats_as().into_owned(),
         }
     }
 
     /// The elements as `i64`, row-major; floats truncate toward zero, bools become 0 and 1, strings 0.
     pub fn to_i64s(&self) -> Vec<i64> {
-        match &self.data {
-            Data::F32(v) => v.iter().map(|&x| x as i64).collect(),
-            Data::F64(v) => v.iter().map(|&x| x as i64).collect(),
-            Data::Int(v) => v.to_vec(),
-            Data::Bool(v) => v.iter().map(|&x| i64::from(x)).collect(),
-            Data::Text(v) => vec![0; v.len()],
+        match self.data {
+            Data::Int(_) => self.all::<i64>().to_vec(),
+            Data::Bool(_) => self.all::<bool>().iter().map(|&x| i64::from(x)).collect(),
+            Data::Text(_) => vec![0; self.len()],
+            _ => self.floats_as::<f64>().iter().map(|&x| x as i64).collect(),
         }
     }
 
     /// The elements as truth values, row-major: whether they differ from zero.
     pub fn to_bools(&self) -> Vec<bool> {
-        match &self.data {
-            Data::F32(v) => v.iter().map(|&x| x != 0.0).collect(),
-            Data::F64(v) => v.iter().map(|&x| x != 0.0).collect(),
-            Data::Int(v) => v.iter().map(|&x| x != 0).collect(),
-            Data::Bool(v) => v.to_vec(),
-            Data::Text(v) => vec![false; v.len()],
+        match self.data {
+            Data::Int(_) => self.all::<i64>().iter().map(|&x| x != 0).collect(),
+            Data::Bool(_) => self.all::<bool>().to_vec(),
+            Data::Text(_) => vec![false; self.len()],
+            _ => self.floats_as::<f64>().iter().map(|&x| x != 0.0).collect(),
         }
     }
 
     /// The string of a string scalar.
     pub fn as_str(&self) -> Option<&str> {
-        match &self.data {
-            Data::Text(v) => v.first().map(|s| &**s),
-            _ => None,
-        }
+        self.all::<Arc<str>>().first().map(|s| &**s)
     }
 
     /// The tensor converted to another numeric type, by the rules of MIL's `cast`: float to integer truncates toward
@@ -222,19 +224,26 @@ impl Tensor {
         if self.dtype == DType::String || dtype == DType::String {
             return None;
         }
-        let data = match &self.data {
+        let data = match self.data {
             _ if dtype == DType::Bool => bool::data(self.to_bools()),
             _ if dtype.is_int() => i64::data(self.to_i64s().into_iter().map(|v| wrap(dtype, v)).collect()),
-            Data::F32(v) => mode.store(v.to_vec(), dtype),
+            Data::F16(_) | Data::BF16(_) | Data::F32(_) => mode.store(self.floats_as::<f32>().into_owned(), dtype),
             _ => mode.store(self.to_f64s(), dtype),
         };
-        Some(Tensor { dtype, shape: self.shape.clone(), data })
+        Some(Tensor::new(dtype, self.dims(), data))
     }
 
     /// The same elements under another shape; `None` when the volume differs.
     pub fn reshaped(&self, shape: &[usize]) -> Option<Tensor> {
-        let same = volume(shape).is_ok_and(|n| n == self.len());
-        same.then(|| Tensor { dtype: self.dtype, shape: shape.into(), data: self.data.clone() })
+        if volume(shape).ok()? != self.len() {
+            return None;
+        }
+        let tensor = |data: &Data, part| Tensor { dtype: self.dtype, shape: shape.into(), data: data.clone(), part };
+        let Some(part) = &self.part else { return Some(tensor(&self.data, None)) };
+        Some(match part.view.reshaped(shape) {
+            Some(view) => tensor(&self.data, Some(Arc::new(Part { view, copy: OnceLock::new() }))),
+            None => tensor(self.copied(part), None),
+        })
     }
 
     /// The elements packed as a [`Literal`] of this type would hold them; `None` for strings and 8-bit floats.
@@ -248,18 +257,81 @@ impl Tensor {
     }
 
     fn checked(dtype: DType, shape: &[usize], data: Data) -> Tensor {
-        let tensor = Tensor { dtype, shape: shape.into(), data };
-        assert_eq!(volume(shape).ok(), Some(tensor.len()), "values fill the shape {shape:?}");
-        tensor
+        assert_eq!(volume(shape).ok(), Some(data.len()), "values fill the shape {shape:?}");
+        Tensor::new(dtype, shape, data)
     }
 
     /// A tensor from its parts, whose volume the caller has made sure of.
     pub(crate) fn new(dtype: DType, shape: impl Into<Dims>, data: Data) -> Tensor {
-        let tensor = Tensor { dtype, shape: shape.into(), data };
-        debug_assert_eq!(volume(&tensor.shape).ok(), Some(tensor.len()), "elements fill {:?}", tensor.shape);
+        let tensor = Tensor { dtype, shape: shape.into(), data, part: None };
+        debug_assert_eq!(volume(&tensor.shape).ok(), Some(tensor.data.len()), "elements fill {:?}", tensor.shape);
+        debug_assert!(tensor.data.holds(dtype), "{dtype} is stored as such");
         tensor
     }
 
+    /// The elements that a view of [`Tensor::data`] consists of. They are not copied unless a kernel needs them side by
+    /// side.
+    pub(crate) fn viewed(&self, view: View) -> Result<Tensor, Fault> {
+        let all = volume(view.shape())? == self.data.len() && view.run() == Some(0);
+        let shape = view.shape().into();
+        let part = (!all).then(|| Arc::new(Part { view, copy: OnceLock::new() }));
+        Ok(Tensor { dtype: self.dtype, shape, data: self.data.clone(), part })
+    }
+
+    /// Where the elements lie in [`Tensor::data`].
+    pub(crate) fn view(&self) -> View {
+        self.part.as_ref().map_or_else(|| View::of(&self.shape), |part| part.view.clone())
+    }
+
+    /// Whether the elements are some of those that another tensor may hold, too.
+    pub(crate) fn is_part(&self) -> bool {
+        self.part.is_some()
+    }
+
+    /// The same tensor, holding on to nothing but its own elements.
+    pub(crate) fn settled(self) -> Tensor {
+        let Some(part) = &self.part else { return self };
+        let data = with_element!(self, T => T::data(self.all::<T>().to_vec()));
+        let data = part.copy.get().cloned().unwrap_or(data);
+        Tensor { data, part: None, ..self }
+    }
+
+    /// The elements of a part side by side.
+    fn copied<'a>(&'a self, part: &'a Part) -> &'a Data {
+        part.copy.get_or_init(|| {
+            // A view has no more elements than a tensor may have.
+            with_element!(self, T => T::data(
+                T::of(&self.data).and_then(|source| part.view.read(source).ok()).unwrap_or_default()
+            ))
+        })
+    }
+
+    /// The elements, if they are stored as `T`; none otherwise.
+    fn all<T: Element>(&self) -> &[T] {
+        let Some(part) = &self.part else { return T::of(&self.data).unwrap_or_default() };
+        match part.view.run() {
+            _ if self.is_empty() => &[],
+            Some(start) => T::of(&self.data).map(|all| &all[start..start + self.len()]).unwrap_or_default(),
+            None => T::of(self.copied(part)).unwrap_or_default(),
+        }
+    }
+
+    /// The elements of a float tensor in another width.
+    fn floats_as<T: Num>(&self) -> Cow<'_, [T]> {
+        if T::of(&self.data).is_some() {
+            return Cow::Borrowed(self.all());
+        }
+        let (data, start) = match &self.part {
+            None => (&self.data, 0),
+            Some(part) => match part.view.run() {
+                Some(start) => (&self.data, start),
+                None => (self.copied(part), 0),
+            },
+        };
+        Cow::Owned(par::filled(self.len(), |at, out| T::fetch(data, start + at, 1, out)))
+    }
+
+    /// What the elements are a view of.
     pub(crate) fn data(&self) -> &Data {
         &self.data
     }
@@ -275,17 +347,27 @@ impl Tensor {
 
     /// The elements, which must be stored as `T`.
     pub(crate) fn elements<T: Element>(&self) -> Result<&[T], Fault> {
-        T::of(&self.data).ok_or_else(|| Fault::dtype("an operand", self.dtype, "another element type"))
+        match T::of(&self.data) {
+            Some(_) => Ok(self.all()),
+            None => Err(Fault::dtype("an operand", self.dtype, "another element type")),
+        }
     }
 
     /// The elements, copied only when another tensor shares them.
     pub(crate) fn into_elements<T: Element>(self) -> Result<Vec<T>, Fault> {
-        T::into_vec(self.data).ok_or_else(|| Fault::dtype("an operand", self.dtype, "another element type"))
+        match self.part {
+            Some(_) => self.elements().map(<[T]>::to_vec),
+            None => {
+                T::into_vec(self.data).ok_or_else(|| Fault::dtype("an operand", self.dtype, "another element type"))
+            }
+        }
     }
 
-    /// Whether two tensors hold the very same elements in memory.
+    /// Whether one tensor holds elements in memory that the other holds, too.
     pub(crate) fn shares(&self, other: &Tensor) -> bool {
         match (&self.data, &other.data) {
+            (Data::F16(a), Data::F16(b)) => Arc::ptr_eq(a, b),
+            (Data::BF16(a), Data::BF16(b)) => Arc::ptr_eq(a, b),
             (Data::F32(a), Data::F32(b)) => Arc::ptr_eq(a, b),
             (Data::F64(a), Data::F64(b)) => Arc::ptr_eq(a, b),
             (Data::Int(a), Data::Int(b)) => Arc::ptr_eq(a, b),
@@ -296,21 +378,17 @@ impl Tensor {
 
     /// The elements of a float tensor as `R`.
     pub(crate) fn reals<R: Real>(&self) -> Result<Cow<'_, [R]>, Fault> {
-        match (R::of(&self.data), &self.data) {
-            (Some(v), _) => Ok(Cow::Borrowed(v)),
-            (None, Data::F32(v)) => Ok(Cow::Owned(v.iter().map(|&x| R::of_f32(x)).collect())),
-            (None, Data::F64(v)) => Ok(Cow::Owned(v.iter().map(|&x| R::from_f64(x)).collect())),
-            _ => Err(Fault::dtype("an operand", self.dtype, "a float type")),
+        match self.dtype.is_float() {
+            true => Ok(self.floats_as()),
+            false => Err(Fault::dtype("an operand", self.dtype, "a float type")),
         }
     }
 
     /// The elements as numbers of kind `T`; conversion happens only among floats.
     pub(crate) fn numbers<T: Num>(&self) -> Result<Cow<'_, [T]>, Fault> {
-        match (T::of(&self.data), &self.data) {
-            (Some(v), _) => Ok(Cow::Borrowed(v)),
-            (None, Data::F32(v)) => Ok(Cow::Owned(v.iter().map(|&x| T::from_f64(f64::from(x))).collect())),
-            (None, Data::F64(v)) => Ok(Cow::Owned(v.iter().map(|&x| T::from_f64(x)).collect())),
-            _ => Err(Fault::dtype("an operand", self.dtype, "a type of the same kind as the other operand")),
+        match T::reads(&self.data) {
+            true => Ok(self.floats_as()),
+            false => Err(Fault::dtype("an operand", self.dtype, "a type of the same kind as the other operand")),
         }
     }
 
@@ -331,12 +409,14 @@ impl Mode {
 
     /// The tensor as this mode stores it.
     pub(crate) fn admit(self, tensor: &Tensor) -> Tensor {
-        let data = match (&tensor.data, self) {
-            (Data::F32(v), Mode::Exact) => f32::widened(v.to_vec()),
-            (Data::F64(v), Mode::Storage) if tensor.dtype != DType::F64 => f64::narrowed(v.to_vec(), tensor.dtype),
-            (data, _) => data.clone(),
+        let data = match self {
+            Mode::Exact if tensor.dtype.is_float() && !tensor.is_wide() => f64::data(tensor.to_f64s()),
+            Mode::Storage if tensor.dtype != DType::F64 && tensor.is_wide() => {
+                f64::narrowed(tensor.to_f64s(), tensor.dtype)
+            }
+            _ => return tensor.clone(),
         };
-        Tensor { dtype: tensor.dtype, shape: tensor.shape.clone(), data }
+        Tensor::new(tensor.dtype, tensor.dims(), data)
     }
 }
 
@@ -355,16 +435,46 @@ pub fn same_bits(a: &Tensor, b: &Tensor) -> bool {
         a.len() == b.len() && a.iter().zip(b).all(|(&x, &y)| bits(x) == bits(y))
     }
     let f64_bits = |x: f64| if x.is_nan() { u64::MAX } else { x.to_bits() };
+    let f32_bits = |x: f32| if x.is_nan() { u64::MAX } else { x.to_bits().into() };
+    let f16_bits = |x: f16| if x.is_nan() { u64::MAX } else { x.to_bits().into() };
     a.dtype == b.dtype
         && a.shape == b.shape
         && match (&a.data, &b.data) {
-            (Data::F32(x), Data::F32(y)) => same(x, y, |v| if v.is_nan() { u64::MAX } else { v.to_bits().into() }),
-            (Data::F32(_) | Data::F64(_), Data::F32(_) | Data::F64(_)) => same(&a.to_f64s(), &b.to_f64s(), f64_bits),
-            (Data::Int(x), Data::Int(y)) => x == y,
-            (Data::Bool(x), Data::Bool(y)) => x == y,
-            (Data::Text(x), Data::Text(y)) => x == y,
-            _ => false,
+            (Data::F16(_), Data::F16(_)) => same(a.all(), b.all(), f16_bits),
+            (Data::F32(_), Data::F32(_)) => same(a.all(), b.all(), f32_bits),
+            (Data::Int(_), Data::Int(_)) => a.all::<i64>() == b.all::<i64>(),
+            (Data::Bool(_), Data::Bool(_)) => a.all::<bool>() == b.all::<bool>(),
+            (Data::Text(_), Data::Text(_)) => a.all::<Arc<str>>() == b.all::<Arc<str>>(),
+            _ => a.dtype.is_float() && same(&a.floats_as::<f64>(), &b.floats_as(), f64_bits),
         }
+}
+
+impl Data {
+    /// Number of elements.
+    fn len(&self) -> usize {
+        match self {
+            Data::F16(v) => v.len(),
+            Data::BF16(v) => v.len(),
+            Data::F32(v) => v.len(),
+            Data::F64(v) => v.len(),
+            Data::Int(v) => v.len(),
+            Data::Bool(v) => v.len(),
+            Data::Text(v) => v.len(),
+        }
+    }
+
+    /// Whether elements of `dtype` are stored like this, in one of the modes.
+    fn holds(&self, dtype: DType) -> bool {
+        match self {
+            Data::F16(_) => dtype == DType::F16,
+            Data::BF16(_) => dtype == DType::BF16,
+            Data::F32(_) => dtype.is_float() && !matches!(dtype, DType::F16 | DType::BF16 | DType::F64),
+            Data::F64(_) => dtype.is_float(),
+            Data::Int(_) => dtype.is_int(),
+            Data::Bool(_) => dtype == DType::Bool,
+            Data::Text(_) => dtype == DType::String,
+        }
+    }
 }
 
 impl fmt::Display for Tensor {
@@ -378,12 +488,9 @@ impl fmt::Display for Tensor {
             let gap = if n > SHOWN && i == SHOWN / 2 { ", …, " } else { ", " };
             f.write_str(if i == 0 { "" } else { gap })?;
             match &self.data {
-                Data::F32(v) => write!(f, "{}", v[at]),
-                Data::F64(v) => write!(f, "{}", v[at]),
-                Data::Int(v) => write!(f, "{}", v[at]),
-                Data::Bool(v) => write!(f, "{}", v[at]),
-                Data::Text(v) => write!(f, "{:?}", v[at]),
-            }?;
+                Data::Text(_) => write!(f, "{:?}", self.all::<Arc<str>>()[at])?,
+                _ => with_element!(self, T => write!(f, "{}", self.all::<T>()[at]))?,
+            }
         }
         f.write_str("}")
     }

@@ -3,6 +3,8 @@
 use smallvec::SmallVec;
 
 use super::error::Fault;
+use super::num::Element;
+use super::par;
 use super::tensor::{Dims, volume};
 
 /// Which elements of a row-major buffer an array consists of: element (i₀, i₁, …) lies at `offset + Σ iₖ·strideₖ`.
@@ -26,6 +28,40 @@ impl View {
     /// Sizes, outermost axis first.
     pub fn shape(&self) -> &[usize] {
         &self.shape
+    }
+
+    /// The offset of the first element, where the elements lie one behind the other.
+    pub fn run(&self) -> Option<usize> {
+        let axes = self.merged_axes();
+        let one_run = self.shape.contains(&0) || matches!(axes[..], [] | [(_, 1)]);
+        one_run.then_some(self.offset as usize)
+    }
+
+    /// The same elements in the same order under another shape of the same volume; `None` where that is no view.
+    pub fn reshaped(&self, shape: &[usize]) -> Option<View> {
+        let mut view = View { offset: self.offset, ..View::of(shape) };
+        if shape.contains(&0) {
+            return Some(view);
+        }
+        let mut axes = self.merged_axes().into_iter();
+        // What is left of the axis that the sizes are taken from, outermost first.
+        let (mut left, mut stride) = (1, 1);
+        for (i, &n) in shape.iter().enumerate().filter(|&(_, &n)| n != 1) {
+            if left == 1 {
+                (left, stride) = axes.next()?;
+            }
+            if left % n != 0 {
+                return None;
+            }
+            left /= n;
+            view.strides[i] = stride * left as isize;
+        }
+        (left == 1 && axes.next().is_none()).then_some(view)
+    }
+
+    /// Only the first `n` axes, at position 0 of the others.
+    pub fn leading(&self, n: usize) -> View {
+        View { shape: self.shape[..n].into(), strides: self.strides[..n].into(), offset: self.offset }
     }
 
     /// Axis i of the result is axis `perm[i]`; `perm` is a permutation.
@@ -79,14 +115,36 @@ impl View {
     }
 
     /// The viewed elements in row-major order.
-    pub fn read<T: Clone>(&self, source: &[T]) -> Result<Vec<T>, Fault> {
-        let mut out = Vec::with_capacity(volume(&self.shape)?);
-        self.runs(|start, len, stride| match stride {
-            1 => out.extend_from_slice(&source[start as usize..start as usize + len]),
-            0 => out.extend(std::iter::repeat_n(&source[start as usize], len).cloned()),
-            _ => out.extend((0..len as isize).map(|i| source[(start + i * stride) as usize].clone())),
-        });
+    pub fn read<T: Element>(&self, source: &[T]) -> Result<Vec<T>, Fault> {
+        let mut out = vec![T::default(); volume(&self.shape)?];
+        match self.shape.iter().position(|&n| n != 1) {
+            Some(axis) if !out.is_empty() => {
+                let inner = out.len() / self.shape[axis];
+                par::rows(&mut out, inner, |i, part| self.clone().sliced(axis, i, 1, 1).copy(source, part));
+            }
+            _ => self.copy(source, &mut out),
+        }
         Ok(out)
+    }
+
+    /// [`View::read`] into a buffer of as many elements.
+    fn copy<T: Clone>(&self, source: &[T], out: &mut [T]) {
+        let mut at = 0;
+        self.runs(|start, len, stride| {
+            let run = &mut out[at..at + len];
+            at += len;
+            match stride {
+                1 => run.clone_from_slice(&source[start as usize..start as usize + len]),
+                0 => run.fill(source[start as usize].clone()),
+                _ => {
+                    let mut place = start;
+                    for o in run {
+                        *o = source[place as usize].clone();
+                        place += stride;
+                    }
+                }
+            }
+        });
     }
 
     /// Replaces the viewed elements by `source`, which holds as many in row-major order.

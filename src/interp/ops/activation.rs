@@ -3,6 +3,7 @@
 use super::super::call::{Call, with_num, with_real};
 use super::super::error::Fault;
 use super::super::num::{Num, Real};
+use super::super::par;
 use super::super::tensor::Tensor;
 use super::super::view::View;
 use super::elementwise::sigmoid;
@@ -67,7 +68,7 @@ pub(super) fn gelu(call: &Call<'_>) -> Result<Tensor, Fault> {
     let mode = call.str_or("mode", "EXACT")?;
     with_real!([x], R => {
         let f = gelu_fn::<R>(&mode).ok_or_else(|| Fault::Value(format!("there is no gelu mode {mode}")))?;
-        Ok(call.real_result::<R>(x.dtype(), x.shape(), x.reals::<R>()?.iter().map(|&v| f(v)).collect()))
+        Ok(call.real_result::<R>(x.dtype(), x.shape(), par::map(&x.reals::<R>()?, |&v| f(v))))
     })
 }
 

@@ -2,8 +2,8 @@
 
 use super::super::call::{Call, with_real};
 use super::super::error::Fault;
-use super::super::lanes::dot;
 use super::super::num::Real;
+use super::super::product::product_with;
 use super::super::tensor::{Dims, Tensor, volume};
 use super::super::view::View;
 use super::window::{Windows, custom_pads, effective, halves, positives};
@@ -71,23 +71,16 @@ fn correlate<R: Real>(
     let (outputs, inputs, taps) = (volume(&windows.output)?, volume(&windows.input)?, volume(&windows.kernel)?);
     let sources = windows.sources()?;
     let (k, per_group) = (c_group * taps, c_out / groups);
-    let mut patch = vec![R::ZERO; k];
-    for b in 0..batch {
-        for g in 0..groups {
-            let channels = &x[(b * c_in + g * c_group) * inputs..][..c_group * inputs];
-            for o in 0..outputs {
-                let taps_at = &sources[o * taps..(o + 1) * taps];
-                for c in 0..c_group {
-                    for (p, source) in patch[c * taps..].iter_mut().zip(taps_at) {
-                        *p = source.map_or(R::ZERO, |s| channels[c * inputs + s]);
-                    }
-                }
-                for co in g * per_group..(g + 1) * per_group {
-                    out[(b * c_out + co) * outputs + o] = dot(&patch, &weight[co * k..(co + 1) * k]);
-                }
+    let kernels = |i: usize| &weight[i % groups * per_group * k..][..per_group * k];
+    product_with(&mut out, [per_group, k, outputs], kernels, |i, first, patches| {
+        let channels = &x[i * c_group * inputs..][..c_group * inputs];
+        for (o, patch) in patches.chunks_exact_mut(k).enumerate() {
+            let taps_at = &sources[(first + o) * taps..][..taps];
+            for (patch, channel) in patch.chunks_exact_mut(taps).zip(channels.chunks_exact(inputs.max(1))) {
+                patch.iter_mut().zip(taps_at).for_each(|(p, source)| *p = source.map_or(R::ZERO, |s| channel[s]));
             }
         }
-    }
+    });
     Ok((out, shape))
 }
 

@@ -1,10 +1,12 @@
 //! Elementwise ops: arithmetic, comparison, logic, selection and casts, with numpy broadcasting.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::call::{Call, with_num, with_real};
 use super::super::error::Fault;
 use super::super::num::{Element, Num, Real};
+use super::super::par;
 use super::super::tensor::{Tensor, with_element};
 use super::super::view::{View, broadcast_shapes};
 use crate::ir::DType;
@@ -47,8 +49,16 @@ pub(super) fn binary(call: &Call<'_>) -> Result<Tensor, Fault> {
         let f = binary_fn::<T>(call.kind()).ok_or(Fault::NotInterpreted)?;
         let (xs, ys) = (x.numbers::<T>()?, y.numbers::<T>()?);
         let (xs, ys) = (expand(&xs, x.shape(), &shape)?, expand(&ys, y.shape(), &shape)?);
-        let out: Option<Vec<T>> = xs.iter().zip(ys.iter()).map(|(&a, &b)| f(a, b)).collect();
-        let out = out.ok_or_else(|| Fault::Value("an integer is divided by zero".into()))?;
+        let undefined = AtomicBool::new(false);
+        let out = par::zip(&xs, &ys, |&a, &b| {
+            f(a, b).unwrap_or_else(|| {
+                undefined.store(true, Ordering::Relaxed);
+                T::ZERO
+            })
+        });
+        if undefined.into_inner() {
+            return Err(Fault::Value("an integer is divided by zero".into()));
+        }
         Ok(call.result(x.dtype(), &shape, out))
     })
 }
@@ -100,7 +110,7 @@ fn zip<T: Element + Copy>(
     f: fn(T, T) -> bool,
 ) -> Result<Tensor, Fault> {
     let (xs, ys) = (expand(xs, x.shape(), shape)?, expand(ys, y.shape(), shape)?);
-    let out = xs.iter().zip(ys.iter()).map(|(&a, &b)| f(a, b)).collect();
+    let out = par::zip(&xs, &ys, |&a, &b| f(a, b));
     Ok(Tensor::new(DType::Bool, shape, bool::data(out)))
 }
 
@@ -208,7 +218,7 @@ pub(super) fn unary(call: &Call<'_>) -> Result<Tensor, Fault> {
     }
     with_real!([x], R => {
         let f = unary_fn::<R>(call.kind()).ok_or(Fault::NotInterpreted)?;
-        Ok(call.real_result::<R>(x.dtype(), x.shape(), x.reals::<R>()?.iter().map(|&v| f(v)).collect()))
+        Ok(call.real_result::<R>(x.dtype(), x.shape(), par::map(&x.reals::<R>()?, |&v| f(v))))
     })
 }
 
@@ -228,7 +238,7 @@ pub(super) fn with_epsilon(call: &Call<'_>) -> Result<Tensor, Fault> {
             _ => |v| R::ONE.over(v),
         };
         let epsilon: R = call.real_or("epsilon", default, x.dtype())?;
-        Ok(call.real_result::<R>(x.dtype(), x.shape(), x.reals::<R>()?.iter().map(|&v| f(v.plus(epsilon))).collect()))
+        Ok(call.real_result::<R>(x.dtype(), x.shape(), par::map(&x.reals::<R>()?, |&v| f(v.plus(epsilon)))))
     })
 }
 

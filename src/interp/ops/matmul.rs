@@ -1,84 +1,17 @@
 //! Matrix products and attention.
 
-use std::borrow::Cow;
-
 use super::super::call::{Call, with_num, with_real};
 use super::super::error::Fault;
-use super::super::lanes::{dot, dot_columns, softmax};
-use super::super::num::{Num, Real};
-use super::super::tensor::{Dims, Tensor, volume};
-use super::super::view::{View, broadcast_shapes};
+use super::super::lanes::softmax;
+use super::super::num::{Element, Num, Real};
+use super::super::par;
+use super::super::product::{Stack, product};
+use super::super::tensor::{Tensor, volume};
+use super::super::view::View;
 use super::elementwise::expand;
 use crate::ir::DType;
 
-/// Rows of x that are multiplied with one row of y while that is in the cache.
-const ROW_BLOCK: usize = 16;
-
-/// Sizes of a product of matrices.
-#[derive(Clone, Copy)]
-struct Sizes {
-    m: usize,
-    k: usize,
-    n: usize,
-}
-
-/// out [m, n] = x [m, k] · y, where y is [n, k] if `transposed`, else [k, n].
-fn multiply<T: Num>(x: &[T], y: &[T], out: &mut [T], Sizes { m, k, n }: Sizes, transposed: bool) {
-    if !transposed {
-        for (i, row) in out.chunks_mut(n.max(1)).enumerate() {
-            dot_columns(&x[i * k..(i + 1) * k], y, row);
-        }
-        return;
-    }
-    for block in (0..m).step_by(ROW_BLOCK) {
-        for j in 0..n {
-            let y_row = &y[j * k..(j + 1) * k];
-            for i in block..m.min(block + ROW_BLOCK) {
-                out[i * n + j] = dot(&x[i * k..(i + 1) * k], y_row);
-            }
-        }
-    }
-}
-
-/// The last two axes swapped, as a copy.
-fn swapped<T: Num>(elements: &[T], shape: &[usize]) -> Result<Vec<T>, Fault> {
-    let mut perm: Vec<usize> = (0..shape.len()).collect();
-    let rank = shape.len();
-    perm.swap(rank - 2, rank - 1);
-    View::of(shape).permuted(&perm).read(elements)
-}
-
-/// A stack of matrices: elements and shape, rank 2 at least.
-type Stack<'a, T> = (Cow<'a, [T]>, Dims);
-
-/// The product of stacks of matrices whose leading axes broadcast; `y` is transposed if told so.
-fn product<T: Num>(
-    (x, x_shape): Stack<'_, T>,
-    (y, y_shape): Stack<'_, T>,
-    transposed: bool,
-) -> Result<(Vec<T>, Dims), Fault> {
-    let (x_batch, &[m, k]) = split_matrix(&x_shape)?;
-    let (y_batch, &[rows, columns]) = split_matrix(&y_shape)?;
-    let (y_k, n) = if transposed { (columns, rows) } else { (rows, columns) };
-    if k != y_k {
-        return Err(Fault::Shape(format!("shapes {x_shape:?} and {y_shape:?} do not multiply")));
-    }
-    let mut shape = broadcast_shapes([x_batch, y_batch])?;
-    let places = |batch: &[usize]| {
-        let view = View::of(batch).broadcast(&shape);
-        view.ok_or_else(|| Fault::Shape("batch axes do not broadcast".into()))?.offsets()
-    };
-    let (x_at, y_at) = (places(x_batch)?, places(y_batch)?);
-    shape.extend([m, n]);
-    let mut out = vec![T::ZERO; volume(&shape)?];
-    if !out.is_empty() {
-        for (out, (i, j)) in out.chunks_mut(m * n).zip(x_at.into_iter().zip(y_at)) {
-            multiply(&x[i * m * k..][..m * k], &y[j * k * n..][..k * n], out, Sizes { m, k, n }, transposed);
-        }
-    }
-    Ok((out, shape))
-}
-
+/// The shape of a stack of matrices, taken apart.
 fn split_matrix(shape: &[usize]) -> Result<(&[usize], &[usize; 2]), Fault> {
     shape.split_last_chunk::<2>().ok_or_else(|| Fault::Shape(format!("shape {shape:?} is no matrix")))
 }
@@ -95,19 +28,21 @@ pub(super) fn matmul(call: &Call<'_>) -> Result<Tensor, Fault> {
     if (x.rank() < 2 && transpose_x) || (y.rank() < 2 && transpose_y) {
         return Err(Fault::Shape("a vector cannot be transposed".into()));
     }
+    let (mut left, mut right) = (Stack::of(&x), Stack::of(&y));
+    if x.rank() == 1 {
+        left.view = left.view.with_axis(0, 1, 0);
+    }
+    if y.rank() == 1 {
+        right.view = right.view.with_axis(1, 1, 0);
+    }
+    if transpose_x {
+        left = left.transposed();
+    }
+    if transpose_y {
+        right = right.transposed();
+    }
     with_num!([x, y], T => {
-        let (mut x_shape, mut y_shape) = (x.dims(), y.dims());
-        if x.rank() == 1 {
-            x_shape.insert(0, 1);
-        }
-        if y.rank() == 1 {
-            y_shape.push(1);
-        }
-        let mut left: Stack<'_, T> = (x.numbers::<T>()?, x_shape);
-        if transpose_x {
-            left = transposed(left)?;
-        }
-        let (out, mut shape) = product(left, (y.numbers::<T>()?, y_shape), transpose_y)?;
+        let (out, mut shape) = product::<T>(&left, &right)?;
         if y.rank() == 1 {
             shape.pop();
         }
@@ -116,13 +51,6 @@ pub(super) fn matmul(call: &Call<'_>) -> Result<Tensor, Fault> {
         }
         Ok(call.result(product_dtype(call, &x, &y), &shape, out))
     })
-}
-
-fn transposed<T: Num>((elements, mut shape): Stack<'_, T>) -> Result<Stack<'static, T>, Fault> {
-    let rank = shape.len();
-    let copy = swapped(&elements, &shape)?;
-    shape.swap(rank - 2, rank - 1);
-    Ok((Cow::Owned(copy), shape))
 }
 
 /// x · weightᵀ + bias.
@@ -137,15 +65,14 @@ pub(super) fn linear(call: &Call<'_>) -> Result<Tensor, Fault> {
     let mut shape = x.dims();
     let last = shape.len() - 1;
     shape[last] = *d_out;
+    volume(&shape)?;
+    let rows = x.reshaped(&[volume(&x.shape()[..last])?, *d_in]);
+    let rows = rows.ok_or_else(|| Fault::TooLarge(x.shape().to_vec()))?;
     with_num!([x, weight], T => {
-        let m = volume(&x.shape()[..last])?;
-        let mut out = vec![T::ZERO; volume(&shape)?];
-        multiply(&x.numbers::<T>()?, &weight.numbers::<T>()?, &mut out, Sizes { m, k: *d_in, n: *d_out }, true);
+        let (mut out, _) = product::<T>(&Stack::of(&rows), &Stack::of(&weight).transposed())?;
         if let Some(bias) = &bias {
             let bias = bias.numbers::<T>()?;
-            for row in out.chunks_mut((*d_out).max(1)) {
-                row.iter_mut().zip(bias.iter()).for_each(|(o, &b)| *o = o.plus(b));
-            }
+            par::rows(&mut out, *d_out, |_, row| row.iter_mut().zip(bias.iter()).for_each(|(o, &b)| *o = o.plus(b)));
         }
         Ok(call.result(x.dtype(), &shape, out))
     })
@@ -180,15 +107,14 @@ pub(super) fn einsum(call: &Call<'_>) -> Result<Tensor, Fault> {
     // Both operands and the result bring h before the matrix axes: the second axis from the right swaps with the third.
     let mut perm: Vec<usize> = (0..rank).collect();
     perm.swap(rank - 3, rank - 2);
-    let arranged = |shape: &[usize]| -> Dims { perm.iter().map(|&p| shape[p]).collect() };
+    let stack = |t| {
+        let stack = Stack::of(t);
+        Stack { view: stack.view.permuted(&perm), ..stack }
+    };
     with_num!([x, y], T => {
-        let stack = |t: &Tensor| -> Result<Stack<'static, T>, Fault> {
-            let copy = View::of(t.shape()).permuted(&perm).read(&t.numbers::<T>()?)?;
-            Ok((Cow::Owned(copy), arranged(t.shape())))
-        };
-        let (out, shape) = product(stack(x)?, stack(y)?, false)?;
-        let out = View::of(&shape).permuted(&perm).read(&out)?;
-        Ok(call.result(x.dtype(), &arranged(&shape), out))
+        let (out, shape) = product::<T>(&stack(x), &stack(y))?;
+        let view = View::of(&shape).permuted(&perm);
+        Ok(call.result(x.dtype(), view.shape(), view.read(&out)?))
     })
 }
 
@@ -204,15 +130,18 @@ pub(super) fn attention(call: &Call<'_>) -> Result<Tensor, Fault> {
         return Err(Fault::Shape(message));
     }
     with_real!([q, k, v], R => {
-        let (mut scores, shape) = product((q.reals::<R>()?, q.dims()), (k.reals::<R>()?, k.dims()), true)?;
+        let (mut scores, shape) = product::<R>(&Stack::of(&q), &Stack::of(&k).transposed())?;
         let root = R::from_f64(e as f64).libm_sqrt();
-        scores.iter_mut().for_each(|x| *x = x.over(root));
-        if let Some(mask) = &mask {
-            let terms = expand_mask::<R>(mask, &shape)?;
-            scores.iter_mut().zip(terms.iter()).for_each(|(x, &m)| *x = x.plus(m));
-        }
-        scores.chunks_mut(s.max(1)).for_each(softmax);
-        let (out, shape) = product((Cow::Owned(scores), shape), (v.reals::<R>()?, v.dims()), false)?;
+        let terms = mask.map(|mask| expand_mask::<R>(&mask, &shape)).transpose()?;
+        par::rows(&mut scores, s, |i, row| {
+            row.iter_mut().for_each(|x| *x = x.over(root));
+            if let Some(terms) = &terms {
+                row.iter_mut().zip(&terms[i * s..]).for_each(|(x, &m)| *x = x.plus(m));
+            }
+            softmax(row);
+        });
+        let scores = R::data(scores);
+        let (out, shape) = product::<R>(&Stack { dtype: q.dtype(), data: &scores, view: View::of(&shape) }, &Stack::of(&v))?;
         Ok(call.real_result::<R>(q.dtype(), &shape, out))
     })
 }

@@ -4,6 +4,7 @@ use super::super::call::{Call, with_real};
 use super::super::error::Fault;
 use super::super::lanes;
 use super::super::num::{Num, Real};
+use super::super::par;
 use super::super::tensor::{Tensor, volume};
 use super::reduce::{Rows, mean};
 
@@ -42,10 +43,10 @@ pub(super) fn layer_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
         let epsilon: R = call.real_or("epsilon", 1e-5, x.dtype())?;
         let (gamma, beta) = (vector::<R>(call, "gamma", rows.n)?, vector::<R>(call, "beta", rows.n)?);
         let mut elements = rows.gather(x.reals::<R>()?)?.into_owned();
-        for row in elements.chunks_mut(rows.n.max(1)) {
+        par::rows(&mut elements, rows.n, |_, row| {
             standardise(row, epsilon);
             scale_shift(row, |i| gamma.as_ref().map(|g| g[i]), |i| beta.as_ref().map(|b| b[i]));
-        }
+        });
         Ok(call.real_result::<R>(x.dtype(), x.shape(), rows.scatter(elements)))
     })
 }
@@ -70,12 +71,12 @@ pub(super) fn batch_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
         let (center, variance) = (required("mean")?, required("variance")?);
         let (gamma, beta) = (vector::<R>(call, "gamma", c)?, vector::<R>(call, "beta", c)?);
         let mut elements = x.reals::<R>()?.into_owned();
-        for (i, channel) in elements.chunks_mut(inner.max(1)).enumerate() {
+        par::rows(&mut elements, inner, |i, channel| {
             let i = i % c;
             let scale = variance[i].plus(epsilon).libm_sqrt();
             channel.iter_mut().for_each(|v| *v = v.minus(center[i]).over(scale));
             scale_shift(channel, |_| gamma.as_ref().map(|g| g[i]), |_| beta.as_ref().map(|b| b[i]));
-        }
+        });
         Ok(call.real_result::<R>(x.dtype(), x.shape(), elements))
     })
 }
@@ -88,10 +89,10 @@ pub(super) fn instance_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
         let epsilon: R = call.real_or("epsilon", 1e-5, x.dtype())?;
         let (gamma, beta) = (vector::<R>(call, "gamma", c)?, vector::<R>(call, "beta", c)?);
         let mut elements = x.reals::<R>()?.into_owned();
-        for (i, channel) in elements.chunks_mut(inner.max(1)).enumerate() {
+        par::rows(&mut elements, inner, |i, channel| {
             standardise(channel, epsilon);
             scale_shift(channel, |_| gamma.as_ref().map(|g| g[i % c]), |_| beta.as_ref().map(|b| b[i % c]));
-        }
+        });
         Ok(call.real_result::<R>(x.dtype(), x.shape(), elements))
     })
 }
@@ -104,10 +105,10 @@ pub(super) fn l2_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
     with_real!([x], R => {
         let epsilon: R = call.real_or("epsilon", 1e-6, x.dtype())?;
         let mut elements = x.reals::<R>()?.into_owned();
-        for row in elements.chunks_mut(n.max(1)) {
+        par::rows(&mut elements, n, |_, row| {
             let length = lanes::sum(row, |v| v.times(v)).plus(epsilon).libm_sqrt();
             row.iter_mut().for_each(|v| *v = v.over(length));
-        }
+        });
         Ok(call.real_result::<R>(x.dtype(), x.shape(), elements))
     })
 }

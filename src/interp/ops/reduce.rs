@@ -6,6 +6,7 @@ use super::super::call::{Axes, Call, with_num, with_real};
 use super::super::error::Fault;
 use super::super::lanes;
 use super::super::num::{Element, Num, Real};
+use super::super::par;
 use super::super::tensor::{Dims, Tensor, volume};
 use super::super::view::View;
 
@@ -53,8 +54,8 @@ impl Rows {
     }
 
     /// f of every row; rows may be empty.
-    pub fn fold<T: Element, U>(&self, rows: &[T], mut f: impl FnMut(&[T]) -> U) -> Vec<U> {
-        (0..self.count).map(|i| f(&rows[i * self.n..(i + 1) * self.n])).collect()
+    pub fn fold<T: Element, U: Send>(&self, rows: &[T], f: impl Fn(&[T]) -> U + Sync) -> Vec<U> {
+        par::fold(rows, self.n, self.count, f)
     }
 }
 
@@ -140,7 +141,7 @@ pub(super) fn softmax(call: &Call<'_>) -> Result<Tensor, Fault> {
     let rows = Rows::over(x.shape(), &[call.axis("axis", -1, x.rank())?])?;
     with_real!([x], R => {
         let mut elements = rows.gather(x.reals::<R>()?)?.into_owned();
-        elements.chunks_mut(rows.n.max(1)).for_each(lanes::softmax);
+        par::rows(&mut elements, rows.n, |_, row| lanes::softmax(row));
         Ok(call.real_result::<R>(x.dtype(), x.shape(), rows.scatter(elements)))
     })
 }
@@ -152,13 +153,10 @@ pub(super) fn cumsum(call: &Call<'_>) -> Result<Tensor, Fault> {
     let (exclusive, reverse) = (call.bool_or("exclusive", false)?, call.bool_or("reverse", false)?);
     with_num!([x], T => {
         let mut elements = rows.gather(x.numbers::<T>()?)?.into_owned();
-        for row in elements.chunks_mut(rows.n.max(1)) {
-            if reverse {
-                running_sum(row.iter_mut().rev(), exclusive);
-            } else {
-                running_sum(row.iter_mut(), exclusive);
-            }
-        }
+        par::rows(&mut elements, rows.n, |_, row| match reverse {
+            true => running_sum(row.iter_mut().rev(), exclusive),
+            false => running_sum(row.iter_mut(), exclusive),
+        });
         Ok(call.result(x.dtype(), x.shape(), rows.scatter(elements)))
     })
 }

@@ -3,9 +3,8 @@
 use super::super::call::Call;
 use super::super::error::Fault;
 use super::super::num::Element;
-use super::super::tensor::{Tensor, with_element};
+use super::super::tensor::{Dims, Tensor, with_element};
 use super::super::view::View;
-use super::views::viewed;
 
 /// The bounds of one axis as the op states them.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +60,9 @@ impl Bounds {
     }
 }
 
-/// The view that the slicing parameters select in a tensor of this shape.
-fn selection(call: &Call<'_>, shape: &[usize]) -> Result<View, Fault> {
+/// What the slicing parameters select of a view.
+fn selection(call: &Call<'_>, mut view: View) -> Result<View, Fault> {
+    let shape = Dims::from(view.shape());
     let rank = shape.len();
     let (begin, end) = (call.ints("begin")?, call.ints("end")?);
     let step = call.optional_ints("stride")?.unwrap_or_else(|| vec![1; rank]);
@@ -73,7 +73,6 @@ fn selection(call: &Call<'_>, shape: &[usize]) -> Result<View, Fault> {
     }
     let (from_edge, to_edge) = (call.mask("begin_mask", rank)?, call.mask("end_mask", rank)?);
     let squeezed = call.mask("squeeze_mask", rank)?;
-    let mut view = View::of(shape);
     for i in (0..rank).rev() {
         let bounds =
             Bounds { begin: begin[i], end: end[i], step: step[i], from_edge: from_edge[i], to_edge: to_edge[i] };
@@ -89,12 +88,12 @@ fn selection(call: &Call<'_>, shape: &[usize]) -> Result<View, Fault> {
 
 pub(super) fn slice_by_index(call: &Call<'_>) -> Result<Tensor, Fault> {
     let x = call.tensor("x")?;
-    viewed(&x, &selection(call, x.shape())?)
+    x.viewed(selection(call, x.view())?)
 }
 
 pub(super) fn slice_update(call: &Call<'_>) -> Result<Tensor, Fault> {
     let (x, update) = (call.take("x")?, call.tensor("update")?);
-    let view = selection(call, x.shape())?;
+    let view = selection(call, View::of(x.shape()))?;
     if update.dtype() != x.dtype() {
         return Err(Fault::dtype("update", update.dtype(), x.dtype()));
     }
@@ -117,7 +116,7 @@ pub(super) fn slice_by_size(call: &Call<'_>) -> Result<Tensor, Fault> {
     if begin.len() != x.rank() || size.len() != x.rank() {
         return Err(Fault::Shape(format!("begin {begin:?} and size {size:?} for rank {}", x.rank())));
     }
-    let mut view = View::of(x.shape());
+    let mut view = x.view();
     for (i, &n) in x.shape().iter().enumerate() {
         let start = if begin[i] < 0 { begin[i].saturating_add(n as i64) } else { begin[i] };
         let len = if size[i] == -1 { n as i64 - start } else { size[i] };
@@ -127,7 +126,7 @@ pub(super) fn slice_by_size(call: &Call<'_>) -> Result<Tensor, Fault> {
         }
         view = view.sliced(i, if len == 0 { 0 } else { start as usize }, len as usize, 1);
     }
-    viewed(&x, &view)
+    x.viewed(view)
 }
 
 #[cfg(test)]

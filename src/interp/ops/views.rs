@@ -14,11 +14,6 @@ fn reshaped(x: &Tensor, shape: &[usize]) -> Result<Tensor, Fault> {
     x.reshaped(shape).ok_or_else(|| Fault::Shape(format!("shape {:?} cannot become {shape:?}", x.shape())))
 }
 
-/// The elements that a view of `x` selects, as a new tensor.
-pub(super) fn viewed(x: &Tensor, view: &View) -> Result<Tensor, Fault> {
-    with_element!(x, T => Ok(x.like(view.shape(), view.read(x.elements::<T>()?)?)))
-}
-
 /// A zero copies a size of x: at its own position up to CoreML6, counted from the right (and 1 beyond x's rank) after.
 /// −1 takes what remains.
 pub(super) fn reshape(call: &Call<'_>) -> Result<Tensor, Fault> {
@@ -106,18 +101,18 @@ pub(super) fn transpose(call: &Call<'_>) -> Result<Tensor, Fault> {
     if perm.len() != x.rank() {
         return Err(Fault::Shape(format!("perm has {} entries for rank {}", perm.len(), x.rank())));
     }
-    viewed(&x, &View::of(x.shape()).permuted(&perm))
+    x.viewed(x.view().permuted(&perm))
 }
 
 /// Flips the listed axes, all of them without a list.
 pub(super) fn reverse(call: &Call<'_>) -> Result<Tensor, Fault> {
     let x = call.tensor("x")?;
     let axes = call.axes("axes", x.rank())?.unwrap_or_else(|| (0..x.rank()).collect());
-    let view = axes.iter().fold(View::of(x.shape()), |v, &a| {
+    let view = axes.iter().fold(x.view(), |v, &a| {
         let n = x.shape()[a];
         v.sliced(a, n.saturating_sub(1), n, -1)
     });
-    viewed(&x, &view)
+    x.viewed(view)
 }
 
 pub(super) fn tile(call: &Call<'_>) -> Result<Tensor, Fault> {
@@ -129,8 +124,11 @@ pub(super) fn tile(call: &Call<'_>) -> Result<Tensor, Fault> {
     let shape: Option<Dims> = x.shape().iter().zip(&reps).map(|(&n, &r)| n.checked_mul(r)).collect();
     let shape = shape.ok_or_else(|| Fault::TooLarge(x.shape().to_vec()))?;
     volume(&shape)?;
+    if shape == x.dims() {
+        return Ok(x);
+    }
     let view = (0..x.rank()).rev().fold(View::of(x.shape()), |v, a| v.with_axis(a, reps[a], 0));
-    reshaped(&viewed(&x, &view)?, &shape)
+    with_element!(x, T => Ok(x.like(shape, view.read(x.elements::<T>()?)?)))
 }
 
 /// Windows of `size` along an axis, `stride` apart; the window is a new axis after it.
@@ -143,9 +141,9 @@ pub(super) fn sliding_windows(call: &Call<'_>) -> Result<Tensor, Fault> {
     let (size, step) = (positive("size", call.int("size")?)?, positive("stride", call.int_or("stride", 1)?)?);
     let count = x.shape()[at].checked_sub(size);
     let count = count.ok_or_else(|| Fault::Range(format!("windows of {size} do not fit {:?}", x.shape())))? / step + 1;
-    let view = View::of(x.shape());
+    let view = x.view();
     let stride = view.stride(at);
-    viewed(&x, &view.sliced(at, 0, count, step as isize).with_axis(at + 1, size, stride))
+    x.viewed(view.sliced(at, 0, count, step as isize).with_axis(at + 1, size, stride))
 }
 
 /// Tensors of one element type and rank that agree on every axis but `except`.
@@ -240,7 +238,7 @@ pub(super) fn split(call: &Call<'_>) -> Result<Vec<Tensor>, Fault> {
     let mut start = 0;
     let mut out = Vec::with_capacity(sizes.len());
     for size in sizes {
-        out.push(viewed(&x, &View::of(x.shape()).sliced(at, start, size, 1))?);
+        out.push(x.viewed(x.view().sliced(at, start, size, 1))?);
         start += size;
     }
     Ok(out)
