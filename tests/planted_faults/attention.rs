@@ -70,7 +70,7 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "columns of the mask one off",
-        sites: |f| masks(f).into_iter().filter(|&op| rows(f, op) > 0).collect(),
+        sites: |f| masks(f).into_iter().filter(|&op| columns(f, op) > 1).collect(),
         plant: |f, op| {
             operand(f, op, mask_param(f, op).unwrap(), |c| {
                 let axis = c.ty().rank() - 1;
@@ -223,6 +223,11 @@ fn scores_of(f: &Function, op: OpId) -> Option<ValueId> {
 fn rows(f: &Function, op: OpId) -> u64 {
     let shape = mask_of(f, op).and_then(|v| shape(f, v)).unwrap_or_default();
     if let [.., rows, _] = shape[..] { rows } else { 0 }
+}
+
+/// Columns of the mask, 0 when a size is unknown.
+fn columns(f: &Function, op: OpId) -> u64 {
+    mask_of(f, op).and_then(|v| shape(f, v)?.last().copied()).unwrap_or(0)
 }
 
 /// The size of the last axis but one, where softmax goes over the last.

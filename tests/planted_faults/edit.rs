@@ -4,6 +4,7 @@ use milopt::ir::{DType, Dim, Function, Literal, OpId, Operand, TensorType, Use, 
 use milopt::rewrite::{Input, Patch, Ref, Transaction, is_returned};
 
 /// A mistake that a pass could make.
+#[derive(Clone, Copy)]
 pub struct Fault {
     /// What goes wrong.
     pub name: &'static str,
@@ -47,8 +48,6 @@ pub const MIDDLE: &[&str] = &[
     "tile",
     "transpose",
 ];
-
-// ---- looking ---------------------------------------------------------------------------------------------------------
 
 /// Ops of a kind, in order.
 pub fn of_kind(f: &Function, kind: &str) -> Vec<OpId> {
@@ -120,8 +119,6 @@ pub fn alike(f: &Function, a: ValueId, b: ValueId) -> bool {
 pub fn is_inside(f: &Function, op: OpId) -> bool {
     f.op(op).results().iter().all(|&v| !is_returned(f, v))
 }
-
-// ---- building --------------------------------------------------------------------------------------------------------
 
 /// New ops on the way of a value.
 pub struct Chain<'f> {
@@ -224,8 +221,6 @@ fn chain(f: &Function, before: OpId, v: ValueId, make: impl FnOnce(Chain) -> Cha
     let made = make(Chain { f, patch: Patch::before(before), at: v.into() });
     (made.patch, made.at)
 }
-
-// ---- editing ---------------------------------------------------------------------------------------------------------
 
 /// What an op reads through a parameter becomes something else.
 pub fn operand(f: &mut Function, op: OpId, param: &str, make: impl FnOnce(Chain) -> Chain) {

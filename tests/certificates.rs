@@ -1,0 +1,207 @@
+//! Saved packages compute, element by element, the expressions of the original, whatever inputs and states hold: by brute
+//! force, at chosen sizes and positions.
+
+#[path = "planted_faults/attention.rs"]
+mod attention;
+#[path = "planted_faults/body.rs"]
+mod body;
+#[path = "planted_faults/caches.rs"]
+mod caches;
+#[path = "planted_faults/edit.rs"]
+mod edit;
+#[path = "planted_faults/heads.rs"]
+mod heads;
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use milopt::ir::{Dim, Function, Program, ValueId};
+use milopt::package::{Package, SaveOptions};
+use milopt::passes::{Pipeline, Report, RunOptions};
+use milopt::rewrite::InterfaceChange;
+use support::files::{fixtures, listing};
+use support::symbolic::{Tensor, Tensors, evaluate};
+use support::{main, save};
+use tempfile::TempDir;
+
+/// Numbers of query rows and of keys to give to sizes that are not known.
+const SIZES: [(u64, u64); 5] = [(3, 7), (1, 6), (5, 5), (4, 4), (1, 12)];
+
+/// Where positions are: at the beginning, in the middle and at the end.
+const PLACES: [u64; 3] = [0, 1, 2];
+
+/// The size of an unknown axis of an input: rows of a mask and of what queries are made of, or keys.
+fn size(f: &Function, v: ValueId, axis: usize, dim: &Dim, (rows, keys): (u64, u64)) -> u64 {
+    let (name, rank) = (f.value(v).name().as_str(), f.tensor(v).map_or(0, |t| t.rank()));
+    let wanted = match name {
+        "mask" if axis + 1 == rank => keys,
+        "mem" => keys,
+        "k_past" | "v_past" => keys.saturating_sub(rows),
+        _ => rows,
+    };
+    let range = f.symbol_range(dim.symbols()[0]);
+    wanted.clamp(range.lo, range.hi.unwrap_or(u64::MAX))
+}
+
+fn shape(f: &Function, v: ValueId, sizes: (u64, u64)) -> Vec<usize> {
+    let dims = &f.tensor(v).unwrap().shape;
+    let known = |(axis, d): (usize, &Dim)| d.as_known().unwrap_or_else(|| size(f, v, axis, d, sizes)) as usize;
+    dims.iter().enumerate().map(known).collect()
+}
+
+/// Symbols for floats and bools; positions and token ids for integers.
+fn inputs(f: &Function, sizes: (u64, u64), place: u64) -> Tensors {
+    let tensors = f.inputs().iter().copied().filter(|&v| f.tensor(v).is_some());
+    let mask = tensors.clone().find(|&v| f.value(v).name().contains("mask")).map(|v| shape(f, v, sizes));
+    let room = mask.map_or(0, |m| m[m.len() - 1].saturating_sub(m[m.len() - 2])) as u64;
+    tensors
+        .map(|v| {
+            let (name, shape, dtype) = (f.value(v).name().as_str(), shape(f, v, sizes), f.tensor(v).unwrap().dtype);
+            let tensor = match (name, dtype.is_int()) {
+                ("pos" | "position", true) => Tensor::known(dtype, &shape, vec![(room * place / 2) as i64]),
+                (_, true) => {
+                    let count = shape.iter().product::<usize>() as i64;
+                    Tensor::known(dtype, &shape, (0..count).map(|i| (i * 37 + 5) % 90).collect())
+                }
+                _ => Tensor::symbols(name, dtype, &shape),
+            };
+            (name.to_string(), tensor)
+        })
+        .collect()
+}
+
+fn states(f: &Function) -> Tensors {
+    let states = f.inputs().iter().filter_map(|&v| Some((f.value(v).name().to_string(), f.ty(v).as_state()?)));
+    states
+        .map(|(name, ty)| {
+            let shape: Vec<usize> = ty.known_shape().unwrap().iter().map(|&n| n as usize).collect();
+            let tensor = Tensor::symbols(&name, ty.dtype, &shape);
+            (name, tensor)
+        })
+        .collect()
+}
+
+/// Where a function was evaluated, and what came out: outputs and states by name.
+struct Sample {
+    inputs: Tensors,
+    states: Tensors,
+    results: (Tensors, Tensors),
+}
+
+/// A function at all sizes and positions at which it can be evaluated.
+fn samples(f: &Function) -> Vec<Sample> {
+    let is_flexible = f.inputs().iter().any(|&v| f.tensor(v).is_some_and(|t| t.known_shape().is_none()));
+    let sizes = &SIZES[..if is_flexible { SIZES.len() } else { 1 }];
+    let at = |&sizes: &(u64, u64)| PLACES.map(|place| (inputs(f, sizes, place), states(f)));
+    let evaluated = sizes.iter().flat_map(at).filter_map(|(inputs, states)| {
+        let results = evaluate(f, &inputs, &states);
+        assert!(is_flexible || results.is_ok(), "{}: {results:?}", f.name());
+        Some(Sample { results: results.ok()?, inputs, states })
+    });
+    let samples: Vec<Sample> = evaluated.collect();
+    assert!(samples.len() >= if is_flexible { 2 * PLACES.len() } else { PLACES.len() }, "{}", f.name());
+    samples
+}
+
+/// States after these changes: joined ones are one, their rows one behind the other.
+fn joined(mut states: Tensors, changes: &[&InterfaceChange]) -> Tensors {
+    for change in changes {
+        let InterfaceChange::Joined { states: parts, into } = change else { panic!("{change}") };
+        let parts: Vec<Tensor> = parts.iter().map(|name| states.remove(name.as_str()).unwrap()).collect();
+        states.insert(into.to_string(), Tensor::joined(&parts, 0).unwrap());
+    }
+    states
+}
+
+/// What differs in a sample: an output or a state, or what keeps the other function from being evaluated.
+fn difference(sample: &Sample, other: &Function, changes: &[&InterfaceChange]) -> Option<String> {
+    let Sample { inputs, states, results: (outputs, ends) } = sample;
+    let theirs = match evaluate(other, inputs, &joined(states.clone(), changes)) {
+        Ok(theirs) => theirs,
+        Err(refusal) => return Some(refusal),
+    };
+    let ends = joined(ends.clone(), changes);
+    let mut all = outputs.iter().map(|t| (t, &theirs.0)).chain(ends.iter().map(|t| (t, &theirs.1)));
+    all.find(|((name, x), theirs)| theirs.get(*name) != Some(*x)).map(|((name, _), _)| name.clone())
+}
+
+/// Fixtures that have nested blocks or lists; the default pipeline changes no byte of them.
+const NOT_EVALUATED: [&str; 2] = ["classify", "control_flow"];
+
+fn is_evaluated(path: &Path) -> bool {
+    !NOT_EVALUATED.contains(&path.file_stem().unwrap().to_str().unwrap())
+}
+
+/// A fixture, and what a pipeline made of it, read again from where it was saved.
+struct Case {
+    before: Program,
+    after: Program,
+    report: Report,
+    /// Where the saved package is, for as long as its weights are read.
+    _dir: TempDir,
+}
+
+impl Case {
+    fn of(path: &Path, pipeline: &Pipeline) -> Case {
+        let dir = tempfile::tempdir().unwrap();
+        let mut package = Package::open(path).unwrap();
+        let before = package.program().clone();
+        let report = pipeline.run(package.program_mut(), &RunOptions::default()).unwrap();
+        let out = dir.path().join("saved.mlpackage");
+        save(&package, &out, &SaveOptions::default()).unwrap();
+        assert!(is_evaluated(path) || listing(path) == listing(&out), "{}", path.display());
+        Case { before, after: Package::open(&out).unwrap().into_program(), report, _dir: dir }
+    }
+}
+
+/// Checks every function of every fixture, at all sizes and positions. Returns how many rewrites each pass did.
+fn check(pipeline: &Pipeline) -> BTreeMap<String, usize> {
+    let mut fired = BTreeMap::new();
+    for path in fixtures() {
+        let case = Case::of(&path, pipeline);
+        for f in case.before.functions().iter().filter(|_| is_evaluated(&path)) {
+            let other = case.after.function(f.name()).unwrap();
+            for (number, sample) in samples(f).iter().enumerate() {
+                let difference = difference(sample, other, &case.report.interface(f.name()));
+                assert_eq!(difference, None, "{} {}, sample {number}", path.display(), f.name());
+            }
+        }
+        for pass in case.report.functions.iter().flat_map(|f| &f.passes) {
+            *fired.entry(pass.pass.clone()).or_default() += pass.fired.len();
+        }
+    }
+    fired
+}
+
+#[test]
+fn the_default_pipeline_keeps_every_expression() {
+    let fired = check(&Pipeline::default());
+    insta::assert_compact_debug_snapshot!(fired, @r#"{"dce": 3, "gqa-fold": 408, "kv-forward": 0, "kv-merge": 2, "view-simplify": 9}"#);
+}
+
+#[test]
+fn passes_on_caches_that_keep_bits_keep_every_expression() {
+    let fired = check(&Pipeline::parse("view-simplify,kv-forward,kv-unify,kv-merge,dce").unwrap());
+    insta::assert_compact_debug_snapshot!(fired, @r#"{"dce": 3, "kv-forward": 0, "kv-merge": 2, "kv-unify": 29, "view-simplify": 224}"#);
+}
+
+#[test]
+fn mistakes_make_other_expressions() {
+    let faults = [heads::FAULTS, attention::FAULTS, caches::FAULTS, body::FAULTS].concat();
+    let mut planted = 0;
+    for path in fixtures().iter().filter(|path| is_evaluated(path)) {
+        let case = Case::of(path, &Pipeline::default());
+        let (samples, after) = (samples(main(&case.before)), main(&case.after));
+        for (turn, fault) in faults.iter().enumerate() {
+            let sites = (fault.sites)(after);
+            let Some(&site) = sites.get(turn % sites.len().max(1)) else { continue };
+            let mut wrong = after.clone();
+            (fault.plant)(&mut wrong, site);
+            let seen = samples.iter().any(|s| difference(s, &wrong, &[]).is_some());
+            assert!(seen, "{} in {}", fault.name, path.display());
+            planted += 1;
+        }
+    }
+    assert!(planted > 1000, "{planted}");
+}
