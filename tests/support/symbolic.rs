@@ -4,6 +4,9 @@
 //! elements move hashes; whatever else an op does is hashed with all that the element depends on, in the order in which the
 //! interpreter adds it up. So equal hashes mean equal bits for all contents of inputs and states, at the sizes at hand. Integers
 //! that are known (inputs, sizes, positions) are computed. Nothing here is shared with the interpreter or with the analysis.
+//!
+//! With [`Arithmetic::Real`], equal hashes mean equal real numbers instead: sums are sets of terms, zeros are none, types do
+//! not round, and what is masked by a number as low as [`LOW`] has no part in a softmax.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -26,6 +29,100 @@ pub struct Tensor {
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
+
+/// What counts as the same expression.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arithmetic {
+    /// The same operations in the same order: equal bits.
+    Ordered,
+    /// The same real number.
+    Real,
+}
+
+/// Numbers that hide scores when they are added to them.
+const LOW: f64 = -1e4;
+
+/// A number that is at most [`LOW`], and what it was added to.
+const HIDDEN: Hash = 0x4849_4444_454e_4849_4444_454e_4849_4445;
+
+impl Arithmetic {
+    /// How a result is rounded to its type.
+    fn rounded(self, dtype: DType, x: Hash) -> Hash {
+        match self {
+            Arithmetic::Ordered => mix(word(dtype.name()), x),
+            Arithmetic::Real => x,
+        }
+    }
+
+    /// What an operation is called where it is an expression of its own.
+    fn named(self, what: &str, dtype: DType) -> Hash {
+        self.rounded(dtype, word(what))
+    }
+
+    fn float(self, dtype: DType, x: f64) -> Hash {
+        match self {
+            Arithmetic::Real if x == 0.0 => ZERO,
+            Arithmetic::Real if x <= LOW => HIDDEN,
+            _ => self.rounded(dtype, mix(word("float"), x.to_bits().into())),
+        }
+    }
+
+    fn plus(self, start: Hash, a: Hash, b: Hash) -> Hash {
+        match self {
+            Arithmetic::Ordered => pair(start, a, b),
+            Arithmetic::Real if a == HIDDEN || b == HIDDEN => HIDDEN,
+            Arithmetic::Real => a.wrapping_add(b),
+        }
+    }
+
+    fn times(self, start: Hash, a: Hash, b: Hash) -> Hash {
+        let one = || self.float(DType::F64, 1.0);
+        match self {
+            Arithmetic::Real if a == ZERO || b == ZERO => ZERO,
+            Arithmetic::Real if a == one() => b,
+            Arithmetic::Real if b == one() => a,
+            Arithmetic::Real => pair(PRODUCT, a, b),
+            Arithmetic::Ordered => pair(start, a, b),
+        }
+    }
+
+    fn minus(self, start: Hash, a: Hash, b: Hash) -> Hash {
+        match self {
+            Arithmetic::Real if a == HIDDEN => HIDDEN,
+            _ => mix(mix(start, a), b),
+        }
+    }
+
+    fn over(self, start: Hash, a: Hash, b: Hash) -> Hash {
+        match self {
+            Arithmetic::Real if a == ZERO || a == HIDDEN => a,
+            Arithmetic::Real => mix(mix(word("over"), a), b),
+            Arithmetic::Ordered => mix(mix(start, a), b),
+        }
+    }
+
+    /// The sum of all terms.
+    fn sum(self, terms: impl Iterator<Item = Hash>) -> Hash {
+        match self {
+            Arithmetic::Ordered => all(SUM, terms),
+            Arithmetic::Real => terms.fold(ZERO, Hash::wrapping_add),
+        }
+    }
+
+    /// What a row says to a softmax or a maximum.
+    fn row(self, start: Hash, row: impl Iterator<Item = Hash>) -> Hash {
+        match self {
+            Arithmetic::Ordered => all(start, row),
+            Arithmetic::Real => {
+                mix(start, row.filter(|&x| x != HIDDEN).map(|x| mix(start, x)).fold(ZERO, Hash::wrapping_add))
+            }
+        }
+    }
+}
+
+const SUM: Hash = K1;
+const PRODUCT: Hash = K2;
+const ZERO: Hash = 0;
 
 /// What keeps a function from being evaluated.
 pub type Refusal = String;
@@ -112,6 +209,11 @@ impl Tensor {
         Tensor { dtype, shape: shape.to_vec(), elements: Rc::new(elements), numbers: Some(Rc::new(numbers)) }
     }
 
+    /// Something made of each element.
+    fn map(&self, f: impl Fn(Hash) -> Hash) -> Tensor {
+        Tensor::opaque(self.dtype, &self.shape, |i| f(self.elements[i]))
+    }
+
     /// One hash for all of it.
     pub fn digest(&self) -> Hash {
         let start = all(word(self.dtype.name()), self.shape.iter().map(|&n| n as Hash));
@@ -169,13 +271,18 @@ impl Tensor {
 }
 
 /// The outputs and the content of the states after a run, by name. Inputs and states that are not given are refused.
-pub fn evaluate(f: &Function, inputs: &Tensors, states: &Tensors) -> Result<(Tensors, Tensors), Refusal> {
-    Evaluation::of(f, inputs, states)?.finish()
+pub fn evaluate(
+    f: &Function,
+    inputs: &Tensors,
+    states: &Tensors,
+    arithmetic: Arithmetic,
+) -> Result<(Tensors, Tensors), Refusal> {
+    Evaluation::of(f, inputs, states, arithmetic)?.finish()
 }
 
-/// Every value of a run, by name, and those of the outputs and states.
+/// Every value of a run, by name.
 pub fn values(f: &Function, inputs: &Tensors, states: &Tensors) -> Result<Tensors, Refusal> {
-    let run = Evaluation::of(f, inputs, states)?;
+    let run = Evaluation::of(f, inputs, states, Arithmetic::Ordered)?;
     Ok(run.values.iter().map(|(&v, t)| (f.value(v).name().to_string(), t.clone())).collect())
 }
 
@@ -183,11 +290,12 @@ struct Evaluation<'f> {
     f: &'f Function,
     values: BTreeMap<ValueId, Tensor>,
     states: Tensors,
+    arithmetic: Arithmetic,
 }
 
 impl<'f> Evaluation<'f> {
-    fn of(f: &'f Function, inputs: &Tensors, states: &Tensors) -> Result<Self, Refusal> {
-        let mut run = Evaluation { f, values: BTreeMap::new(), states: states.clone() };
+    fn of(f: &'f Function, inputs: &Tensors, states: &Tensors, arithmetic: Arithmetic) -> Result<Self, Refusal> {
+        let mut run = Evaluation { f, values: BTreeMap::new(), states: states.clone(), arithmetic };
         for &v in f.inputs() {
             let name = f.value(v).name().as_str();
             if f.ty(v).as_state().is_none() {
@@ -228,6 +336,10 @@ impl Call<'_> {
         self.f.op(self.op).kind()
     }
 
+    fn arithmetic(&self) -> Arithmetic {
+        self.run.arithmetic
+    }
+
     fn literal(&self, literal: &Literal) -> Result<Tensor, Refusal> {
         let ty = literal.ty.as_tensor().ok_or("a constant that is no tensor")?;
         let shape: Vec<usize> =
@@ -238,8 +350,7 @@ impl Call<'_> {
         }
         if ty.dtype.is_float() {
             let floats = literal.to_floats(weights).map_err(|e| e.to_string())?;
-            let of = mix(word("float"), word(ty.dtype.name()));
-            return Ok(Tensor::opaque(ty.dtype, &shape, |i| mix(of, floats[i].to_bits().into())));
+            return Ok(Tensor::opaque(ty.dtype, &shape, |i| self.arithmetic().float(ty.dtype, floats[i])));
         }
         Ok(Tensor::known(ty.dtype, &shape, literal.to_ints(weights).map_err(|e| e.to_string())?))
     }
@@ -566,6 +677,12 @@ impl Call<'_> {
         match &x.numbers {
             _ if x.dtype == to => Ok(x),
             Some(n) if !to.is_float() => Ok(Tensor::known(to, &x.shape, n.iter().map(|&n| wrapped(to, n)).collect())),
+            Some(n) if self.arithmetic() == Arithmetic::Real => {
+                Ok(Tensor::opaque(to, &x.shape, |i| self.arithmetic().float(to, n[i] as f64)))
+            }
+            _ if self.arithmetic() == Arithmetic::Real && x.dtype.is_float() && to.is_float() => {
+                Ok(Tensor { dtype: to, ..x })
+            }
             _ => {
                 let start = mix(word("cast"), word(to.name()));
                 Ok(Tensor::opaque(to, &x.shape, |i| mix(start, x.elements[i])))
@@ -589,16 +706,19 @@ impl Call<'_> {
             };
             return Ok(Tensor::known(dtype, &shape, (0..volume(&shape)).map(one).collect::<Result<_, _>>()?));
         }
-        let params = all(word(self.kind()), data.params().map(|(name, _)| word(name)));
-        let start = mix(params, word(dtype.name()));
-        let commutes = ["add", "mul"].contains(&self.kind());
+        let names = all(word(self.kind()), data.params().map(|(name, _)| word(name)));
+        let (arithmetic, start) = (self.arithmetic(), self.arithmetic().rounded(dtype, names));
         Ok(Tensor::opaque(dtype, &shape, |i| {
             let index = unravel(i, &shape);
-            let mut parts: Vec<Hash> = operands.iter().map(|t| t.elements[broadcast(&index, &t.shape)]).collect();
-            if commutes {
-                parts.sort_unstable();
+            let mut parts = operands.iter().map(|t| t.elements[broadcast(&index, &t.shape)]);
+            let mut two = || (parts.next().unwrap_or(ZERO), parts.next().unwrap_or(ZERO));
+            match self.kind() {
+                "add" => two_to(two(), |a, b| arithmetic.plus(start, a, b)),
+                "mul" => two_to(two(), |a, b| arithmetic.times(start, a, b)),
+                "sub" => two_to(two(), |a, b| arithmetic.minus(start, a, b)),
+                "real_div" => two_to(two(), |a, b| arithmetic.over(start, a, b)),
+                _ => all(start, parts),
             }
-            all(start, parts)
         }))
     }
 
@@ -606,18 +726,18 @@ impl Call<'_> {
         let flag = |param| self.int_or(param, 0).map(|n| n != 0);
         let x = if flag("transpose_x")? { swapped(&self.tensor("x")?)? } else { self.tensor("x")? };
         let y = if flag("transpose_y")? { self.tensor("y")? } else { swapped(&self.tensor("y")?)? };
-        let round = word(self.dtype()?.name());
-        product(&x, &y, self.dtype()?, |sum| mix(round, sum))
+        let (arithmetic, dtype) = (self.arithmetic(), self.dtype()?);
+        Ok(product(&x, &y, dtype, arithmetic)?.map(|sum| arithmetic.rounded(dtype, sum)))
     }
 
     fn linear(&self) -> Result<Tensor, Refusal> {
         let (x, weight, bias) = (self.tensor("x")?, self.tensor("weight")?, self.optional("bias")?);
-        let round = word(self.dtype()?.name());
-        let sums = product(&x, &weight, self.dtype()?, |sum| sum)?;
-        let n = weight.shape[0];
-        Ok(Tensor::opaque(sums.dtype, &sums.shape, |i| match &bias {
-            Some(b) => mix(round, pair(word("bias"), sums.elements[i], b.elements[i % n])),
-            None => mix(round, sums.elements[i]),
+        let (arithmetic, dtype) = (self.arithmetic(), self.dtype()?);
+        let sums = product(&x, &weight, dtype, arithmetic)?;
+        let (n, start) = (weight.shape[0], word("bias"));
+        Ok(Tensor::opaque(dtype, &sums.shape, |i| match &bias {
+            Some(b) => arithmetic.rounded(dtype, arithmetic.plus(start, sums.elements[i], b.elements[i % n])),
+            None => arithmetic.rounded(dtype, sums.elements[i]),
         }))
     }
 
@@ -637,45 +757,41 @@ impl Call<'_> {
         let summed: Vec<char> = sizes.keys().copied().filter(|&c| !result.contains(c)).collect();
         let [over] = summed[..] else { return Err(format!("a sum over {summed:?}")) };
         let shape: Vec<usize> = result.chars().map(|c| sizes[&c]).collect();
-        let round = word(self.dtype()?.name());
+        let (arithmetic, dtype) = (self.arithmetic(), self.dtype()?);
         let at = |letters: &str, t: &Tensor, index: &[usize], k: usize| {
             let own = |c| if c == over { k } else { index[result.find(c).unwrap_or(0)] };
             t.elements[broadcast(&letters.chars().map(own).collect::<Vec<_>>(), &t.shape)]
         };
-        Ok(Tensor::opaque(self.dtype()?, &shape, |i| {
+        Ok(Tensor::opaque(dtype, &shape, |i| {
             let index = unravel(i, &shape);
-            let terms = (0..sizes[&over]).map(|k| pair(PRODUCT, at(left, x, &index, k), at(right, y, &index, k)));
-            mix(round, all(SUM, terms))
+            let term = |k| arithmetic.times(PRODUCT, at(left, x, &index, k), at(right, y, &index, k));
+            arithmetic.rounded(dtype, arithmetic.sum((0..sizes[&over]).map(term)))
         }))
     }
 
-    /// The row of scores with its mask, then the sum of values: nothing inside is rounded.
+    /// Scaled scores with their mask, their softmax, then the sum of values; nothing inside is rounded.
     fn attention(&self) -> Result<Tensor, Refusal> {
         let [q, k, v] = [self.tensor("query")?, self.tensor("key")?, self.tensor("value")?];
-        let scores = product(&q, &k, self.dtype()?, |sum| sum)?;
-        let masked = match self.optional("attn_mask")? {
-            None => scores,
-            Some(mask) => {
-                let shape = broadcast_shape(&[&scores.shape, &mask.shape])?;
-                Tensor::opaque(scores.dtype, &shape, |i| {
-                    let index = unravel(i, &shape);
-                    pair(
-                        word("mask"),
-                        scores.elements[broadcast(&index, &scores.shape)],
-                        mask.elements[broadcast(&index, &mask.shape)],
-                    )
-                })
-            }
-        };
-        let weights = over_rows(&masked, masked.shape.len() - 1, word("attention"));
-        let round = word(self.dtype()?.name());
-        product(&weights, &swapped(&v)?, self.dtype()?, |sum| mix(round, sum))
+        let (arithmetic, dtype) = (self.arithmetic(), self.dtype()?);
+        let size = arithmetic.float(DType::F64, *q.shape.last().ok_or("a scalar")? as f64);
+        let root = all(word("sqrt"), [word("x"), size]);
+        let mut scores = product(&q, &k, dtype, arithmetic)?.map(|x| arithmetic.over(word("scaled"), x, root));
+        if let Some(mask) = self.optional("attn_mask")? {
+            let (plain, start) = (scores, word("masked"));
+            let shape = broadcast_shape(&[&plain.shape, &mask.shape])?;
+            scores = Tensor::opaque(dtype, &shape, |i| {
+                let at = |t: &Tensor| t.elements[broadcast(&unravel(i, &shape), &t.shape)];
+                arithmetic.plus(start, at(&plain), at(&mask))
+            });
+        }
+        let weights = weights(&scores, scores.shape.len() - 1, word("softmax"), arithmetic);
+        Ok(product(&weights, &swapped(&v)?, dtype, arithmetic)?.map(|sum| arithmetic.rounded(dtype, sum)))
     }
 
     fn softmax(&self) -> Result<Tensor, Refusal> {
         let x = self.tensor("x")?;
         let axis = self.axis("axis", -1, x.shape.len())?;
-        Ok(over_rows(&x, axis, mix(word("softmax"), word(self.dtype()?.name()))))
+        Ok(weights(&x, axis, self.arithmetic().named("softmax", x.dtype), self.arithmetic()))
     }
 
     fn reduce(&self) -> Result<Tensor, Refusal> {
@@ -685,13 +801,14 @@ impl Call<'_> {
         let kept: Vec<usize> = (0..x.shape.len()).filter(|i| !axes.contains(i)).collect();
         let rows = x.transposed(&[kept.clone(), axes.clone()].concat());
         let run = axes.iter().map(|&a| x.shape[a]).product::<usize>().max(1);
-        let start = mix(word(self.kind()), word(self.dtype()?.name()));
+        let (arithmetic, dtype) = (self.arithmetic(), self.dtype()?);
+        let start = arithmetic.named(self.kind(), dtype);
         let keeps = self.int_or("keep_dims", 0)? != 0;
         let shape: Vec<usize> = match keeps {
             true => (0..x.shape.len()).map(|i| if axes.contains(&i) { 1 } else { x.shape[i] }).collect(),
             false => kept.iter().map(|&i| x.shape[i]).collect(),
         };
-        Ok(Tensor::opaque(self.dtype()?, &shape, |i| all(start, rows.elements[i * run..][..run].iter().copied())))
+        Ok(Tensor::opaque(dtype, &shape, |i| arithmetic.row(start, rows.elements[i * run..][..run].iter().copied())))
     }
 
     /// Every element depends on everything.
@@ -717,9 +834,6 @@ impl Call<'_> {
         data.results().iter().enumerate().map(result).collect()
     }
 }
-
-const SUM: Hash = K1;
-const PRODUCT: Hash = K2;
 
 /// Ops that compute each element from the elements at its place.
 const ELEMENTWISE: &[&str] = &[
@@ -788,8 +902,8 @@ fn swapped(x: &Tensor) -> Result<Tensor, Refusal> {
     Ok(x.transposed(&perm))
 }
 
-/// Rows of `x` times rows of `y`: sums of products over the last axis of both, in order.
-fn product(x: &Tensor, y: &Tensor, dtype: DType, finish: impl Fn(Hash) -> Hash) -> Result<Tensor, Refusal> {
+/// Rows of `x` times rows of `y`: sums of products over the last axis of both, not rounded.
+fn product(x: &Tensor, y: &Tensor, dtype: DType, arithmetic: Arithmetic) -> Result<Tensor, Refusal> {
     let ([x_batch @ .., m, k], [y_batch @ .., n, l]) = (&x.shape[..], &y.shape[..]) else {
         return Err("a vector is no matrix".into());
     };
@@ -802,19 +916,26 @@ fn product(x: &Tensor, y: &Tensor, dtype: DType, finish: impl Fn(Hash) -> Hash) 
         let (at, row, column) = (unravel(i / (m * n), &batch), i / n % m, i % n);
         let a = &x.elements[(broadcast(&at, x_batch) * m + row) * k..][..*k];
         let b = &y.elements[(broadcast(&at, y_batch) * n + column) * k..][..*k];
-        finish(all(SUM, a.iter().zip(b).map(|(&a, &b)| pair(PRODUCT, a, b))))
+        arithmetic.sum(a.iter().zip(b).map(|(&a, &b)| arithmetic.times(PRODUCT, a, b)))
     }))
 }
 
 /// Each element with the row that it is part of.
-fn over_rows(x: &Tensor, axis: usize, start: Hash) -> Tensor {
+fn weights(x: &Tensor, axis: usize, start: Hash, arithmetic: Arithmetic) -> Tensor {
     let n = x.shape[axis];
     let inner = volume(&x.shape[axis + 1..]);
     Tensor::opaque(x.dtype, &x.shape, |i| {
         let first = i / (n * inner) * n * inner + i % inner;
-        let row = all(start, (0..n).map(|k| x.elements[first + k * inner]));
-        mix(row, x.elements[i])
+        let row = (0..n).map(|k| x.elements[first + k * inner]);
+        match (arithmetic, x.elements[i]) {
+            (Arithmetic::Real, HIDDEN) => ZERO,
+            (_, own) => mix(arithmetic.row(start, row), own),
+        }
     })
+}
+
+fn two_to((a, b): (Hash, Hash), f: impl Fn(Hash, Hash) -> Hash) -> Hash {
+    f(a, b)
 }
 
 /// An integer as its type holds it.
