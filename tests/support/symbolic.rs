@@ -249,6 +249,26 @@ impl Tensor {
         })
     }
 
+    /// With the elements of another tensor at the product of these indices.
+    fn updated(&self, taken: &[Vec<usize>], update: &Tensor) -> Result<Tensor, Refusal> {
+        let shape: Vec<usize> = taken.iter().map(Vec::len).collect();
+        if volume(&shape) != update.elements.len() {
+            return Err(format!("{:?} does not fill {shape:?}", update.shape));
+        }
+        let mut elements = self.elements.to_vec();
+        for (i, &new) in update.elements.iter().enumerate() {
+            let index: Vec<usize> = unravel(i, &shape).iter().zip(taken).map(|(&i, t)| t[i]).collect();
+            elements[ravel(&index, &self.shape)] = new;
+        }
+        Ok(Tensor { elements: Rc::new(elements), numbers: None, ..self.clone() })
+    }
+
+    /// With a box of the shape of `content` in which `content` is, from `begin` on.
+    pub fn with_box(&self, begin: &[usize], content: &Tensor) -> Result<Tensor, Refusal> {
+        let taken: Vec<Vec<usize>> = begin.iter().zip(&content.shape).map(|(&b, &n)| (b..b + n).collect()).collect();
+        self.updated(&taken, content)
+    }
+
     /// Tensors one behind the other.
     pub fn joined(parts: &[Tensor], axis: usize) -> Result<Tensor, Refusal> {
         let first = parts.first().ok_or("nothing to join")?;
@@ -609,16 +629,7 @@ impl Call<'_> {
     fn slice_update(&self) -> Result<Tensor, Refusal> {
         let (x, update) = (self.tensor("x")?, self.tensor("update")?);
         let (taken, _) = self.window(&x.shape)?;
-        let shape: Vec<usize> = taken.iter().map(Vec::len).collect();
-        if volume(&shape) != update.elements.len() {
-            return Err(format!("{:?} does not fill {shape:?}", update.shape));
-        }
-        let mut elements = x.elements.to_vec();
-        for (i, &new) in update.elements.iter().enumerate() {
-            let index: Vec<usize> = unravel(i, &shape).iter().zip(&taken).map(|(&i, t)| t[i]).collect();
-            elements[ravel(&index, &x.shape)] = new;
-        }
-        Ok(Tensor { elements: Rc::new(elements), numbers: None, ..x })
+        x.updated(&taken, &update)
     }
 
     fn gather(&self) -> Result<Tensor, Refusal> {
