@@ -14,13 +14,13 @@ mod heads;
 mod support;
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use milopt::ir::{Dim, Function, OpId, Operand, Program, ValueId};
 use milopt::package::{Package, SaveOptions};
 use milopt::passes::{Pipeline, Preset, Report, RunOptions};
 use milopt::rewrite::{HostWrite, InterfaceChange, Source};
-use support::files::{fixtures, listing};
+use support::files::{fixtures, listing, packages};
 use support::symbolic::{Arithmetic, Refusal, Tensor, Tensors, evaluate, values};
 use support::{main, save};
 use tempfile::TempDir;
@@ -190,10 +190,10 @@ impl Case {
     }
 }
 
-/// Checks every function of every fixture, at all sizes and positions. Returns how many rewrites each pass did.
-fn check(pipeline: &Pipeline, arithmetic: Arithmetic) -> BTreeMap<String, usize> {
+/// Checks every function of every package, at all sizes and positions. Returns how many rewrites each pass did.
+fn check_all(paths: Vec<PathBuf>, pipeline: &Pipeline, arithmetic: Arithmetic) -> BTreeMap<String, usize> {
     let mut fired = BTreeMap::new();
-    for path in fixtures() {
+    for path in paths {
         let case = Case::of(&path, pipeline);
         for f in case.before.functions().iter().filter(|_| is_evaluated(&path)) {
             let other = case.after.function(f.name()).unwrap();
@@ -207,6 +207,10 @@ fn check(pipeline: &Pipeline, arithmetic: Arithmetic) -> BTreeMap<String, usize>
         }
     }
     fired
+}
+
+fn check(pipeline: &Pipeline, arithmetic: Arithmetic) -> BTreeMap<String, usize> {
+    check_all(fixtures(), pipeline, arithmetic)
 }
 
 #[test]
@@ -231,6 +235,16 @@ fn the_second_preset_keeps_every_real_number() {
 fn so_does_a_caller_that_writes_the_caches() {
     let fired = check(&Pipeline::preset(Preset::ReadOnly), Arithmetic::Real);
     insta::assert_compact_debug_snapshot!(fired, @r#"{"dce": 5, "gqa-fold": 408, "kv-defer": 53, "kv-forward": 0, "kv-merge": 43, "kv-readonly": 61, "view-simplify": 9}"#);
+}
+
+#[test]
+#[ignore = "needs a directory of packages, MILOPT_PACKAGES"]
+fn so_it_is_with_further_packages() {
+    let all = packages(Path::new(&std::env::var_os("MILOPT_PACKAGES").unwrap()));
+    check_all(all.clone(), &Pipeline::default(), Arithmetic::Ordered);
+    for preset in [Preset::O2, Preset::ReadOnly] {
+        check_all(all.clone(), &Pipeline::preset(preset), Arithmetic::Real);
+    }
 }
 
 /// Mistakes that real numbers do not see.

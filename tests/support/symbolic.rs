@@ -460,6 +460,7 @@ impl Call<'_> {
             "slice_update" => self.slice_update(),
             "gather" => self.gather(),
             "shape" => self.shape(),
+            "fill_like" => self.fill_like(),
             "range_1d" => self.range(),
             "cast" => self.cast(),
             "select" => self.select(),
@@ -657,6 +658,11 @@ impl Call<'_> {
         Ok(Tensor::known(self.dtype()?, &[sizes.len()], sizes))
     }
 
+    fn fill_like(&self) -> Result<Tensor, Refusal> {
+        let value = self.tensor("value")?;
+        Ok(Tensor { dtype: self.dtype()?, ..value.view(self.tensor("ref_tensor")?.shape, |_| 0) })
+    }
+
     fn range(&self) -> Result<Tensor, Refusal> {
         let [start, end, step] = [self.ints("start")?[0], self.ints("end")?[0], self.ints("step")?[0]];
         let numbers: Vec<i64> = (start..end).step_by(usize::try_from(step).map_err(|e| e.to_string())?).collect();
@@ -726,6 +732,7 @@ impl Call<'_> {
             match self.kind() {
                 "add" => two_to(two(), |a, b| arithmetic.plus(start, a, b)),
                 "mul" => two_to(two(), |a, b| arithmetic.times(start, a, b)),
+                "exp" if arithmetic == Arithmetic::Real && operands[0].elements[i] == HIDDEN => ZERO,
                 "sub" => two_to(two(), |a, b| arithmetic.minus(start, a, b)),
                 "real_div" => two_to(two(), |a, b| arithmetic.over(start, a, b)),
                 _ => all(start, parts),
@@ -819,7 +826,11 @@ impl Call<'_> {
             true => (0..x.shape.len()).map(|i| if axes.contains(&i) { 1 } else { x.shape[i] }).collect(),
             false => kept.iter().map(|&i| x.shape[i]).collect(),
         };
-        Ok(Tensor::opaque(dtype, &shape, |i| arithmetic.row(start, rows.elements[i * run..][..run].iter().copied())))
+        let is_sum = arithmetic == Arithmetic::Real && self.kind() == "reduce_sum";
+        Ok(Tensor::opaque(dtype, &shape, |i| {
+            let row = rows.elements[i * run..][..run].iter().copied();
+            if is_sum { arithmetic.sum(row) } else { arithmetic.row(start, row) }
+        }))
     }
 
     /// Every element depends on everything.
