@@ -46,7 +46,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "a mask that is subtracted",
         sites: |f| masks(f).into_iter().filter(|&op| mask_param(f, op) == Some("y")).collect(),
-        plant: |f, op| renamed(f, op, "sub", &[]),
+        plant: |f, op| turned_into(f, op, "sub", &[]),
     },
     Fault {
         name: "rows of the mask reversed",

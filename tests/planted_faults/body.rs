@@ -23,7 +23,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "a sum for a mean",
         sites: |f| of_kind(f, "reduce_mean"),
-        plant: |f, op| renamed(f, op, "reduce_sum", &[]),
+        plant: |f, op| turned_into(f, op, "reduce_sum", &[]),
     },
     Fault {
         name: "a mean without squares",
@@ -33,7 +33,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "a root for its reciprocal",
         sites: |f| of_kind(f, "rsqrt"),
-        plant: |f, op| renamed(f, op, "sqrt", &["epsilon"]),
+        plant: |f, op| turned_into(f, op, "sqrt", &["epsilon"]),
     },
     Fault {
         name: "cosine for sine",

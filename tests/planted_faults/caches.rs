@@ -33,11 +33,7 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a write into another layer",
-        sites: |f| {
-            sites(f, "slice_update", |op| {
-                Some(bounds(f, op)?[0] > 0 && layer(f, op)?.abs_diff(0) < bounds(f, op)?[0].unsigned_abs())
-            })
-        },
+        sites: |f| sites(f, "slice_update", |op| Some(layer(f, op)? < bounds(f, op)?[0])),
         plant: |f, op| {
             let size = bounds(f, op).unwrap().len();
             shifted(f, op, (0..size).map(|i| i64::from(i == 0)).collect());
@@ -228,12 +224,8 @@ fn other_rows(f: &Function, op: OpId) -> Option<i64> {
     let (from, to) = (if masked("begin_mask") { 0 } else { begin[0] }, if masked("end_mask") { n } else { end[0] });
     let size = to - from;
     let by = if to + size <= n { size } else { -size };
-    (comes_from(f, x, &[], "read_state")
-        && f.op(op).param("x").len() == 1
-        && size < n
-        && to == end[0]
-        && from + by >= 0)
-        .then_some(by)
+    let is_layer = comes_from(f, x, &[], "read_state") && size < n && to == end[0];
+    (is_layer && from + by >= 0).then_some(by)
 }
 
 fn is_stale_mask(f: &Function, v: ValueId) -> bool {

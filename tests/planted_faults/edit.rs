@@ -280,17 +280,15 @@ pub fn exchanged(f: &mut Function, op: OpId, a: &str, b: &str) {
     t.commit().unwrap();
 }
 
-/// An op of another kind, with the same operands.
-pub fn renamed(f: &mut Function, op: OpId, kind: &str, drop: &[&str]) {
-    let rest: Vec<(String, Vec<Operand>)> = f.op(op).params().map(|(n, o)| (n.to_string(), o.to_vec())).collect();
-    let one = |o: &Operand| Input::like(f, o);
-    let input = |o: &[Operand]| if let [o] = o { one(o) } else { Input::Many(o.iter().map(one).collect()) };
-    let inputs: Vec<(String, Input)> = rest
-        .iter()
-        .filter(|(n, _)| n != "x" && !drop.contains(&n.as_str()))
-        .map(|(n, o)| (n.clone(), input(o)))
+/// An op becomes one of another kind, which has the same operands but for some.
+pub fn turned_into(f: &mut Function, op: OpId, kind: &str, without: &[&str]) {
+    let kept = |name: &str| name != "x" && !without.contains(&name);
+    let inputs: Vec<(String, Input)> = f
+        .op(op)
+        .params()
+        .filter(|(name, _)| kept(name))
+        .map(|(name, operands)| (name.to_string(), Input::like(f, &operands[0])))
         .collect();
-    let ty = f.tensor(result(f, op)).unwrap().clone();
-    let x = f.op(op).value("x").unwrap();
+    let (x, ty) = (f.op(op).value("x").unwrap(), f.tensor(result(f, op)).unwrap().clone());
     replaced(f, op, x, |c| c.op_of(kind, inputs.iter().map(|(n, i)| (n.as_str(), i.clone())).collect(), ty));
 }
