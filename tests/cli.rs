@@ -7,6 +7,7 @@ mod support;
 use std::fs;
 
 use milopt::passes::Preset;
+use support::files::fixture;
 use support::npz::{read_npz, write_npz};
 use support::place::{Place, model_bytes};
 
@@ -365,6 +366,8 @@ fn run_names_what_is_wrong_with_the_arrays() {
         ("<u8", u64::MAX.to_le_bytes(), "18446744073709551615"),
         ("<f8", 3e9f64.to_le_bytes(), "3000000000"),
         ("<f8", f64::NAN.to_le_bytes(), "NaN"),
+        ("<f8", 2.5f64.to_le_bytes(), "2.5"),
+        ("<f8", (-0.25f64).to_le_bytes(), "-0.25"),
     ] {
         inputs(&[x.clone(), ("n", descr, "()", data.to_vec())]);
         let want = format!("error: in.npz: array `n` holds {value}, which is no int32\n");
@@ -374,9 +377,53 @@ fn run_names_what_is_wrong_with_the_arrays() {
     assert!(place.complains(1, &run).starts_with("error: in.npz is not an .npz file"));
     assert!(!place.path("out.npz").exists());
 
-    inputs(&[x, n]);
-    place.says(0, &run);
-    assert_eq!(read_npz(&place.path("out.npz"))["y.npy"].1, halfs(&[2.0, 4.0]));
+    for n in [n, ("n", "<f8", "()", doubles(&[1.0]))] {
+        inputs(&[x.clone(), n]);
+        place.says(0, &run);
+        assert_eq!(read_npz(&place.path("out.npz"))["y.npy"].1, halfs(&[2.0, 4.0]));
+    }
+}
+
+#[test]
+fn run_takes_every_shape_that_the_description_allows_and_no_other() {
+    let place = Place::new();
+    let zeros = |name: &'static str, shape: &[usize]| {
+        (
+            name,
+            "<f2",
+            format!("{shape:?}").replace('[', "(").replace(']', ",)"),
+            vec![0; 2 * shape.iter().product::<usize>()],
+        )
+    };
+    let run = |package: &str, inputs: &[(&'static str, &[usize])], refusal: Option<&str>| {
+        let arrays: Vec<_> = inputs.iter().map(|&(name, shape)| zeros(name, shape)).collect();
+        let arrays: Vec<_> =
+            arrays.iter().map(|(n, ty, shape, data)| (*n, *ty, shape.as_str(), data.clone())).collect();
+        write_npz(&place.path("in.npz"), &arrays);
+        let package = fixture(package);
+        let run = ["run", package.to_str().unwrap(), "--inputs", "in.npz", "--outputs", "out.npz"];
+        match refusal {
+            None => _ = place.says(0, &run),
+            Some(why) => assert_eq!(place.complains(1, &run), format!("error: in.npz: array {why}\n")),
+        }
+    };
+    for rows in [1, 3, 8] {
+        run("stateless_flexible", &[("x", &[1, rows, 64]), ("pos", &[1]), ("mask", &[1, 1, rows, rows])], None);
+    }
+    for (x, mask, why) in [
+        (9, 9, "`x` has shape [1, 9, 64], input `x` takes [1, 1 to 8, 64]"),
+        (0, 1, "`x` has shape [1, 0, 64], input `x` takes [1, 1 to 8, 64]"),
+        (8, 9, "`mask` has shape [1, 1, 9, 9], input `mask` takes [1, 1, 1 to 8, 1 to 8]"),
+    ] {
+        let inputs = [("x", &[1, x, 64][..]), ("pos", &[1]), ("mask", &[1, 1, mask, mask])];
+        run("stateless_flexible", &inputs, Some(why));
+    }
+    for rows in [1, 5] {
+        run("enumerated", &[("x", &[1, rows, 32]), ("mem", &[1, 11, 32]), ("mask", &[1, 1, rows, 11])], None);
+    }
+    let between = [("x", &[1, 3, 32][..]), ("mem", &[1, 11, 32]), ("mask", &[1, 1, 3, 11])];
+    let why = "`x` has shape [1, 3, 32], input `x` takes [1, 5, 32] or [1, 1, 32]";
+    run("enumerated", &between, Some(why));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 failed (`verify`: not equal), 2 wrong usage, 3 `verify` could not compare.
 
+mod checking;
 mod inspect;
 mod npy;
 mod npz;

@@ -4,17 +4,16 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::checking::{Checking, parse_steps};
 use super::progress::Spinner;
 use super::staged::Staged;
-use super::verify::parse_steps;
 use super::{Failure, Opening, about, check_distinct, check_output, check_outside, real, select};
-use crate::equiv;
-use crate::ir::Program;
+use crate::equiv::{self, Culprit, EquivError, OnFailure, ProofError};
 use crate::package::{Overwrite, Package, PackageError, SaveOptions};
-use crate::passes::{self, Exactness, Pipeline, Preset, Report, RunOptions, SideFile};
+use crate::passes::{self, Pipeline, Preset, Report, RunOptions, SideFile};
 
 /// Rewrite a package with passes
 #[derive(Debug, Args)]
@@ -47,6 +46,9 @@ pub(super) struct Optimize {
     /// of masks
     #[arg(long, value_name = "STEPS", value_parser = parse_steps)]
     verify: Option<usize>,
+    /// What to do if they are not: name the rewrite to blame and stop, or leave that one out and do the others
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "stop")]
+    on_failure: Failing,
     /// Say what was left alone, and why
     #[arg(long)]
     explain: bool,
@@ -60,7 +62,16 @@ pub(super) struct Optimize {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    checking: Checking,
+    #[command(flatten)]
     opening: Opening,
+}
+
+/// See [`OnFailure`].
+#[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
+enum Failing {
+    Stop,
+    Revert,
 }
 
 fn passes_help() -> String {
@@ -79,6 +90,14 @@ fn parse_level(text: &str) -> Result<Preset, String> {
     }
 }
 
+/// What the passes did, and whether the result may be written.
+struct Rewritten {
+    rewrites: Report,
+    verification: Option<equiv::Report>,
+    culprits: Vec<Culprit>,
+    equal: bool,
+}
+
 /// The content of the report file.
 #[derive(Serialize)]
 struct Summary<'r> {
@@ -86,6 +105,7 @@ struct Summary<'r> {
     #[serde(flatten)]
     rewrites: &'r Report,
     verification: Option<&'r equiv::Report>,
+    culprits: &'r [Culprit],
     written: Option<&'r Path>,
 }
 
@@ -103,42 +123,38 @@ impl Optimize {
         if let Some(path) = self.target() {
             package.check_target(path, &self.save_options()).map_err(with_hint)?;
         }
-        let original = self.verify.map(|_| package.program().clone());
-        spinner.say("rewriting");
-        let rewrites = pipeline.run(package.program_mut(), &self.run_options());
-        let rewrites = rewrites.map_err(|e| about(&self.package, e))?;
-        spinner.say("verifying");
-        let verification = match (&original, self.verify) {
-            (Some(a), Some(steps)) => Some(self.compare(a, package.program(), steps, &rewrites)?),
-            _ => None,
-        };
-        let equal = verification.as_ref().is_none_or(|r| r.satisfies(wanted(rewrites.exactness())));
+        let result = self.rewrite(&pipeline, &mut package, &spinner)?;
+        let (rewrites, culprits) = (&result.rewrites, &result.culprits);
         spinner.say("writing");
-        let target = self.target().filter(|_| equal);
-        let saved = target.map(|path| self.save_all(&package, path, &rewrites)).transpose();
+        let target = self.target().filter(|_| result.equal);
+        let saved = target.map(|path| self.save_all(&package, path, rewrites)).transpose();
         drop(spinner);
 
         write!(out, "{rewrites}")?;
         if self.explain {
             write!(out, "{}", rewrites.explain())?;
         }
-        if let Some(report) = &verification {
+        if let Some(report) = &result.verification {
             write!(out, "{report}")?;
+        }
+        for culprit in culprits {
+            writeln!(out, "{}: {culprit}", if result.equal { "left out" } else { "to blame" })?;
         }
         let written = target.filter(|_| saved.is_ok());
         if let Some(path) = written {
             writeln!(out, "wrote {}", path.display())?;
         }
         if let Some(path) = self.side_file().filter(|_| written.is_some()) {
-            match SideFile::of(&rewrites).is_empty() {
+            match SideFile::of(rewrites).is_empty() {
                 true => writeln!(out, "no side file is written: no state became an input")?,
                 false => writeln!(out, "wrote {}", path.display())?,
             }
         }
         let passes = pipeline.passes().iter().map(|p| p.name()).collect();
-        self.write_report(&Summary { passes, rewrites: &rewrites, verification: verification.as_ref(), written })?;
+        let verification = result.verification.as_ref();
+        self.write_report(&Summary { passes, rewrites, verification, culprits, written })?;
         saved?;
-        if !equal {
+        if !result.equal {
             return Err(Failure::Failed("the result is not equal to the original; nothing was written".into()));
         }
         if written.is_none() {
@@ -194,6 +210,10 @@ impl Optimize {
     }
 
     fn check_wanted(&self) -> Result<(), Failure> {
+        let revert = (self.on_failure == Failing::Revert).then_some("--on-failure");
+        if let (None, Some(option)) = (self.verify, revert.or(self.checking.first_used())) {
+            return Err(Failure::Usage(format!("{option} is about a comparison; add --verify STEPS")));
+        }
         if self.output.is_some() || self.in_place || self.dry_run {
             return Ok(());
         }
@@ -220,9 +240,34 @@ impl Optimize {
         options
     }
 
-    fn compare(&self, a: &Program, b: &Program, steps: usize, rewrites: &Report) -> Result<equiv::Report, Failure> {
-        let options = equiv::Options { steps, interface: rewrites.interfaces(), ..equiv::Options::default() };
-        equiv::check(a, b, self.function.as_deref(), &options).map_err(|e| about(&self.package, e))
+    /// Runs the passes, and compares if that is asked for.
+    fn rewrite(&self, pipeline: &Pipeline, package: &mut Package, spinner: &Spinner) -> Result<Rewritten, Failure> {
+        let Some(steps) = self.verify else {
+            spinner.say("rewriting");
+            let rewrites = pipeline.run(package.program_mut(), &self.run_options());
+            let rewrites = rewrites.map_err(|e| about(&self.package, e))?;
+            return Ok(Rewritten { rewrites, verification: None, culprits: vec![], equal: true });
+        };
+        spinner.say("rewriting and verifying");
+        let program = package.program();
+        let one = match (&self.function, program.functions()) {
+            (Some(name), _) => program.function(name),
+            (None, [f]) => Some(f),
+            (None, _) => None,
+        };
+        let options = self.checking.options(steps, &self.package, one)?;
+        let on_failure = match self.on_failure {
+            Failing::Stop => OnFailure::Stop,
+            Failing::Revert => OnFailure::Revert,
+        };
+        let proof = equiv::prove(package.program_mut(), pipeline, &self.run_options(), &options, on_failure);
+        let proof = proof.map_err(|e| match e {
+            ProofError::Compare(e @ EquivError::NoInput(_)) => Failure::Usage(e.to_string()),
+            e => about(&self.package, e),
+        })?;
+        let equal = proof.holds();
+        let equiv::Proof { rewrites, verification, culprits, .. } = proof;
+        Ok(Rewritten { rewrites, verification: Some(verification), culprits, equal })
     }
 
     fn save_options(&self) -> SaveOptions {
@@ -264,13 +309,5 @@ fn with_hint(error: PackageError) -> Failure {
     match error {
         PackageError::Exists(_) => Failure::Failed(format!("{error}; --force replaces it").into()),
         e => e.into(),
-    }
-}
-
-/// How equal the result has to be.
-fn wanted(exactness: Exactness) -> equiv::Exactness {
-    match exactness {
-        Exactness::Bitwise => equiv::Exactness::Bitwise,
-        _ => equiv::Exactness::Reassociated,
     }
 }

@@ -10,12 +10,13 @@ use super::npz::{self, Npz};
 use super::progress::Spinner;
 use super::{Failure, Opening, about, check_distinct, check_output, note, select};
 use crate::interp::{Interpreter, Mode, Tensor, Values};
-use crate::ir::{DType, Function, Literal, LiteralData, NoWeights, TensorType, ValueId};
+use crate::ir::{DType, Dim, Flexibility, Function, Literal, LiteralData, NoWeights, TensorType, ValueId};
 
 /// Evaluate a function on arrays from an .npz file
 ///
 /// Arrays are named as the features, or so with the prefix `in_`; `state_<name>` sets what a state starts with.
-/// Arrays are cast to the type of the feature, and shapes [] and [1] are interchangeable. Other arrays are ignored, with
+/// Arrays are cast to the type of the feature, of which they must hold values where that is an integer type, and may have any
+/// shape that the input takes; [] and [1] are interchangeable. Other arrays are ignored, with
 /// a note. Outputs are written under their own names, without a prefix. The input file may be compressed, as
 /// numpy.savez_compressed does it.
 #[derive(Debug, Args)]
@@ -120,6 +121,26 @@ struct Arrays<'r> {
     used: BTreeSet<String>,
 }
 
+/// The inputs of each step and the starting states that an archive holds for a function; the same inputs for every step
+/// unless they are `stepped`.
+pub(super) fn given(
+    package: &Path,
+    inputs: &Path,
+    f: &Function,
+    stepped: bool,
+) -> Result<(Vec<Values>, Values), Failure> {
+    let mut arrays = Arrays { package, npz: Npz::open(inputs)?, used: BTreeSet::new() };
+    let feeds = arrays.some_inputs(f, stepped)?;
+    let states = arrays.states(f)?;
+    arrays.tell_unused();
+    let steps = if stepped { arrays.steps(&feeds)? } else { 1 };
+    let step = |step: usize| {
+        let tensors = feeds.iter().map(|feed| Ok((feed.name.as_str().into(), feed.tensor(step)?)));
+        tensors.collect::<Result<Values, String>>().map_err(|e| about(inputs, e))
+    };
+    Ok(((0..steps).map(step).collect::<Result<_, _>>()?, states))
+}
+
 /// What one input gets: the elements of every step, one after the other.
 struct Feed {
     name: String,
@@ -144,13 +165,30 @@ impl Arrays<'_> {
                     .tensor(v)
                     .ok_or_else(|| about(self.package, format!("input `{name}` is not a tensor of known rank")))?;
                 match self.feed(name, &[name.to_owned(), format!("in_{name}")], ty, stepped)? {
-                    Some(feed) => Ok(feed),
+                    Some(feed) => match inadmissible(f, v, &feed.ty) {
+                        Some(allowed) => Err(self.wrong(format!(
+                            "array `{}` has shape {}, input `{name}` takes {allowed}",
+                            feed.array,
+                            shown(&feed.ty.known_shape().unwrap_or_default())
+                        ))),
+                        None => Ok(feed),
+                    },
                     None => {
                         default_of(f, v, ty).ok_or_else(|| self.wrong(format!("there is no array for input `{name}`")))
                     }
                 }
             })
             .collect()
+    }
+
+    /// The inputs that the file gives.
+    fn some_inputs(&mut self, f: &Function, stepped: bool) -> Result<Vec<Feed>, Failure> {
+        let mut feeds = Vec::new();
+        for &v in f.inputs() {
+            let (name, Some(ty), None) = (f.value(v).name(), f.tensor(v), f.ty(v).as_state()) else { continue };
+            feeds.extend(self.feed(name, &[name.to_string(), format!("in_{name}")], ty, stepped)?);
+        }
+        Ok(feeds)
     }
 
     /// The starting states that the file gives; the others start at zero.
@@ -251,14 +289,14 @@ impl Feed {
     }
 }
 
-/// A number that an integer type did not hold, of those that were cast to it.
+/// A number that an integer type does not hold, of those that were cast to it: too large, or no integer.
 fn misfit(given: &Tensor, cast: &Tensor) -> Option<String> {
     let unsigned = |t: &Tensor| t.dtype() == DType::U64;
     if !cast.dtype().is_int() {
         return None;
     }
     if given.dtype().is_float() {
-        let fits = |x: f64, y: f64| x.trunc() == y && (y >= 0.0 || !unsigned(cast));
+        let fits = |x: f64, y: f64| x == y && (y >= 0.0 || !unsigned(cast));
         let mut pairs = given.to_f64s().into_iter().zip(cast.to_f64s());
         return pairs.find(|&(x, y)| !fits(x, y)).map(|(x, _)| x.to_string());
     }
@@ -291,6 +329,37 @@ fn fit(shape: &[u64], ty: &TensorType) -> Option<Vec<u64>> {
     let fits =
         shape.len() == ty.rank() && shape.iter().zip(&ty.shape).all(|(n, d)| d.as_known().is_none_or(|k| k == *n));
     fits.then(|| shape.to_vec())
+}
+
+/// What an input takes, in words, when that excludes a shape which fits its type.
+fn inadmissible(f: &Function, v: ValueId, given: &TensorType) -> Option<String> {
+    let given = given.known_shape()?.to_vec();
+    let described = f.interface().input(f.value(v).name()).and_then(|x| x.array()).map(|array| &array.flexibility);
+    if let Some(Flexibility::Enumerated(shapes)) = described {
+        let listed = || shapes.iter().map(|s| shown(s)).collect::<Vec<_>>().join(" or ");
+        return (!shapes.contains(&given)).then(listed);
+    }
+    let of_type = |d: &Dim| match (d.as_known(), d.symbols()) {
+        (Some(n), _) => (n, Some(n)),
+        (None, [one]) if d.coef() == 1 => (f.symbol_range(*one).lo, f.symbol_range(*one).hi),
+        _ => (0, None),
+    };
+    let ranges: Vec<(u64, Option<u64>)> = match described {
+        Some(Flexibility::Ranges(ranges)) if ranges.len() == given.len() => ranges.clone(),
+        _ => f.tensor(v)?.shape.iter().map(of_type).collect(),
+    };
+    let fits = |(&n, &(lo, hi)): (&u64, &(u64, Option<u64>))| lo <= n && hi.is_none_or(|hi| n <= hi);
+    let axis = |&(lo, hi): &(u64, Option<u64>)| match hi {
+        Some(hi) if hi == lo => lo.to_string(),
+        Some(hi) => format!("{lo} to {hi}"),
+        None => format!("{lo} or more"),
+    };
+    let axes = || format!("[{}]", ranges.iter().map(axis).collect::<Vec<_>>().join(", "));
+    (!given.iter().zip(&ranges).all(fits)).then(axes)
+}
+
+fn shown(shape: &[u64]) -> String {
+    format!("{shape:?}")
 }
 
 /// The tensor in a type that numpy has; `None` for strings.

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Deserialize;
 
+use super::checking::{Checking, parse_steps};
 use super::progress::Spinner;
 use super::{Failure, Opening, about, select};
 use crate::equiv::{self, EquivError, Exactness, Options};
@@ -32,15 +32,15 @@ pub(super) struct Verify {
     /// Steps to run; states carry over from one to the next, and 8 steps see every pattern of masks
     #[arg(long, value_name = "N", default_value_t = Options::default().steps, value_parser = parse_steps)]
     steps: usize,
-    /// Seed of inputs and initial states
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    seed: u64,
-    /// Draw an integer input from LO..HI, HI excluded; may be given once for each input
-    #[arg(long = "range", value_name = "NAME=LO..HI", value_parser = parse_range)]
-    ranges: Vec<(String, Range<i64>)>,
     /// Ask for equal bits; otherwise sums may be taken in another order
     #[arg(long)]
     bitwise: bool,
+    /// Ask that no float is further off than N representable values of its type
+    #[arg(long, value_name = "N", conflicts_with = "bitwise")]
+    ulps: Option<u64>,
+    /// Ask that nothing is further off than X times the larger of 1 and the largest magnitude of its tensor
+    #[arg(long, value_name = "X", conflicts_with_all = ["bitwise", "ulps"], value_parser = parse_tolerance)]
+    tolerance: Option<f64>,
     /// How the interface of B differs from that of A, as the --report of `optimize` says: joined states are compared by
     /// their parts, caches that became inputs are kept and written as a caller does
     #[arg(long, value_name = "REPORT.json")]
@@ -49,24 +49,16 @@ pub(super) struct Verify {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    checking: Checking,
+    #[command(flatten)]
     opening: Opening,
 }
 
-pub(super) fn parse_steps(text: &str) -> Result<usize, String> {
+fn parse_tolerance(text: &str) -> Result<f64, String> {
     match text.parse() {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err("a number of steps, at least 1, is needed".into()),
+        Ok(x) if x >= 0.0 && f64::is_finite(x) => Ok(x),
+        _ => Err("a number that is not negative is needed".into()),
     }
-}
-
-fn parse_range(text: &str) -> Result<(String, Range<i64>), String> {
-    let parse = || {
-        let (name, range) = text.rsplit_once('=')?;
-        let (lo, hi) = range.split_once("..")?;
-        let range = lo.parse().ok()?..hi.parse().ok()?;
-        (!name.is_empty() && !range.is_empty()).then(|| (name.to_owned(), range))
-    };
-    parse().ok_or_else(|| "NAME=LO..HI with LO < HI is needed".into())
 }
 
 /// What matters here of the report of `optimize`.
@@ -96,12 +88,13 @@ impl Verify {
             // A function of one program only is a difference, not a mistake.
             select(&a, Some(name)).or_else(|mistake| select(&b, Some(name)).map_err(|_| mistake))?;
         }
+        let one = |f: &Option<String>| match f {
+            Some(name) => a.program().function(name),
+            None => a.program().functions().first().filter(|_| a.program().functions().len() == 1),
+        };
         let options = Options {
-            steps: self.steps,
-            seed: self.seed,
-            ranges: self.ranges.iter().map(|(n, r)| (n.as_str().into(), r.clone())).collect(),
             interface: self.interface.as_deref().map_or(Ok(BTreeMap::new()), read_interface)?,
-            ..Options::default()
+            ..self.checking.options(self.steps, &self.a, one(&self.function))?
         };
         let spinner = Spinner::new(format!("comparing over {} steps", self.steps));
         let report = equiv::check(a.program(), b.program(), self.function.as_deref(), &options);
@@ -116,22 +109,12 @@ impl Verify {
         } else {
             write!(out, "{report}")?;
         }
-        let wanted = if self.bitwise { Exactness::Bitwise } else { Exactness::Reassociated };
+        let wanted = match (self.bitwise, self.ulps, self.tolerance) {
+            (true, ..) => Exactness::Bitwise,
+            (_, Some(n), _) => Exactness::Ulps(n),
+            (.., Some(x)) => Exactness::Tolerance(x),
+            _ => Exactness::Reassociated,
+        };
         if report.satisfies(wanted) { Ok(()) } else { Err(Failure::Different) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges() {
-        assert_eq!(parse_range("pos=-3..12"), Ok(("pos".into(), -3..12)));
-        assert_eq!(parse_range("a=b=0..1"), Ok(("a=b".into(), 0..1)));
-        for bad in ["", "pos", "pos=1", "pos=1..", "pos=2..2", "=0..1", "pos=0..=1"] {
-            assert!(parse_range(bad).is_err(), "{bad}");
-        }
-        assert!(parse_steps("0").is_err());
     }
 }

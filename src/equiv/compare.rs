@@ -1,8 +1,11 @@
 //! Element by element comparison of two tensors.
 
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::{Serialize, Serializer};
+
+use super::Draw;
 
 use crate::interp::{Tensor, same_bits};
 use crate::ir::{DType, Function, Id, ValueId, float_bits};
@@ -20,11 +23,15 @@ pub struct Difference {
     /// Largest |a − b|; infinite where a shape, a NaN or an infinity has no counterpart.
     #[serde(serialize_with = "number")]
     pub max_abs: f64,
-    /// Largest number of steps between a and b among the values of a floating-point type; 0 for other types.
+    /// Largest number of steps between a and b among the values of a floating-point type; 2⁶⁴−1 where there is no such
+    /// number: a NaN, an infinity or a shape without counterpart, integers that differ.
     pub max_ulp: u64,
     /// Largest |a − b| divided by the bound of reassociated equality; above 1 it is exceeded.
     #[serde(serialize_with = "number")]
     pub of_bound: f64,
+    /// Largest |a − b| divided by max(1, max|a|), the maximum over the finite elements of the tensor.
+    #[serde(serialize_with = "number")]
+    pub of_scale: f64,
     /// The first element that differs.
     pub first: Option<First>,
 }
@@ -33,8 +40,9 @@ pub struct Difference {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct First {
-    /// Step, from 0.
-    pub step: usize,
+    /// When.
+    #[serde(flatten)]
+    pub at: Moment,
     /// Index along each axis; empty for a scalar, and where the shapes differ.
     pub index: Vec<usize>,
     /// The value in the first program.
@@ -43,6 +51,30 @@ pub struct First {
     /// The value in the second program.
     #[serde(serialize_with = "number")]
     pub b: f64,
+}
+
+/// A step of a comparison.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Moment {
+    /// Seed of the inputs and of the states at step 0.
+    pub seed: u64,
+    /// Their kind.
+    pub draw: Draw,
+    /// Step, from 0.
+    pub step: usize,
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}", self.step)?;
+        if self.seed != 0 {
+            write!(f, " of seed {}", self.seed)?;
+        }
+        if self.draw != Draw::Normal {
+            write!(f, " of {} inputs", self.draw)?;
+        }
+        Ok(())
+    }
 }
 
 /// JSON has no infinities and no NaN: those become strings.
@@ -81,31 +113,32 @@ impl Difference {
         self.of_bound <= 1.0
     }
 
-    /// Counts in what step number `step` gave. Returns whether everything was finite.
-    pub(super) fn add(&mut self, step: usize, a: &Tensor, b: &Tensor, bound: Bound) -> bool {
+    /// Counts in what a step gave. Returns whether everything was finite.
+    pub(super) fn add(&mut self, at: Moment, a: &Tensor, b: &Tensor, bound: Bound) -> bool {
         let (count, finite) = (a.len() as u64, self.finite);
         self.elements += count;
         if a.shape() != b.shape() || a.dtype() != b.dtype() {
-            self.differ(count.max(1), f64::INFINITY, f64::INFINITY, u64::MAX);
-            self.first.get_or_insert(First { step, index: Vec::new(), a: f64::NAN, b: f64::NAN });
+            self.differ(count.max(1), f64::INFINITY, f64::INFINITY, f64::INFINITY, u64::MAX);
+            self.first.get_or_insert(First { at, index: Vec::new(), a: f64::NAN, b: f64::NAN });
         } else if same_bits(a, b) {
             self.finite += a.to_f64s().iter().filter(|x| x.is_finite()).count() as u64;
         } else if a.dtype().is_float() {
-            self.add_floats(step, a, &b.to_f64s(), bound);
+            self.add_floats(at, a, &b.to_f64s(), bound);
         } else {
-            self.add_integers(step, a, &b.to_i64s());
+            self.add_integers(at, a, &b.to_i64s());
         }
         self.finite - finite == count
     }
 
-    fn differ(&mut self, count: u64, abs: f64, of_bound: f64, ulp: u64) {
+    fn differ(&mut self, count: u64, abs: f64, of_bound: f64, of_scale: f64, ulp: u64) {
         self.differing += count;
         self.max_abs = self.max_abs.max(abs);
         self.of_bound = self.of_bound.max(of_bound);
+        self.of_scale = self.of_scale.max(of_scale);
         self.max_ulp = self.max_ulp.max(ulp);
     }
 
-    fn add_floats(&mut self, step: usize, a: &Tensor, b: &[f64], bound: Bound) {
+    fn add_floats(&mut self, at: Moment, a: &Tensor, b: &[f64], bound: Bound) {
         let values = a.to_f64s();
         let scale = values.iter().filter(|x| x.is_finite()).fold(0f64, |m, x| m.max(x.abs()));
         let allowed = bound.factor * scale.max(bound.floor);
@@ -120,18 +153,24 @@ impl Difference {
                 d => d,
             };
             let of_bound = if abs == 0.0 { 0.0 } else { abs / allowed };
-            self.differ(1, abs, of_bound, ulps(a.dtype(), x, y));
-            self.first.get_or_insert_with(|| First { step, index: unravel(i, a.shape()), a: x, b: y });
+            self.differ(
+                1,
+                abs,
+                of_bound,
+                abs / scale.max(1.0),
+                if abs.is_finite() { ulps(a.dtype(), x, y) } else { u64::MAX },
+            );
+            self.first.get_or_insert_with(|| First { at, index: unravel(i, a.shape()), a: x, b: y });
         }
     }
 
     /// Integers and bools: any difference exceeds every bound.
-    fn add_integers(&mut self, step: usize, a: &Tensor, b: &[i64]) {
+    fn add_integers(&mut self, at: Moment, a: &Tensor, b: &[i64]) {
         self.finite += b.len() as u64;
         for (i, (x, &y)) in a.to_i64s().into_iter().zip(b).enumerate() {
             if x != y {
-                self.differ(1, x.abs_diff(y) as f64, f64::INFINITY, 0);
-                let first = || First { step, index: unravel(i, a.shape()), a: x as f64, b: y as f64 };
+                self.differ(1, x.abs_diff(y) as f64, f64::INFINITY, f64::INFINITY, u64::MAX);
+                let first = || First { at, index: unravel(i, a.shape()), a: x as f64, b: y as f64 };
                 self.first.get_or_insert_with(first);
             }
         }
@@ -183,13 +222,15 @@ fn ordered(bits: u64, width: u32) -> i128 {
 mod tests {
     use super::*;
 
+    const AT: Moment = Moment { seed: 0, draw: Draw::Normal, step: 3 };
+
     fn f16s(values: &[f64]) -> Tensor {
         Tensor::floats(DType::F16, &[values.len()], values)
     }
 
     fn difference(a: &Tensor, b: &Tensor) -> Difference {
         let mut d = Difference::default();
-        d.add(3, a, b, Bound { factor: 1e-2, floor: 0.0 });
+        d.add(AT, a, b, Bound { factor: 1e-2, floor: 0.0 });
         d
     }
 
@@ -198,7 +239,7 @@ mod tests {
         let d = difference(&f16s(&[f64::NAN, 0.0, f64::INFINITY]), &f16s(&[-f64::NAN, -0.0, f64::INFINITY]));
         assert_eq!((d.elements, d.finite, d.differing, d.max_abs, d.max_ulp), (3, 1, 1, 0.0, 1));
         assert!(!d.is_bitwise() && d.is_within_bound());
-        assert_eq!(d.first, Some(First { step: 3, index: vec![1], a: 0.0, b: -0.0 }));
+        assert_eq!(d.first, Some(First { at: AT, index: vec![1], a: 0.0, b: -0.0 }));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Random inputs and states that mean something to the function they are for.
 
+use std::fmt;
 use std::ops::Range;
+
+use serde::Serialize;
 
 use super::rng::Rng;
 use super::shapes::Shapes;
@@ -14,6 +17,52 @@ const MAX_ELEMENTS: usize = 1 << 28;
 
 /// What integers are drawn from when nothing says otherwise.
 const DEFAULT_RANGE: Range<i64> = 0..8;
+
+/// What floats are drawn from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Draw {
+    /// N(0, 1).
+    Normal,
+    /// N(0, 1), and every eighth element, by chance, is 1024 times that: near-infinite scores, overflow in 16 bits.
+    Large,
+    /// −1, −½, 0, ½ and 1: equal scores, equal maxima, exact cancellation.
+    Ties,
+    /// +0 and −0.
+    Zeros,
+    /// N(0, 1), and no row of a mask lets anything through, by −∞ and by −1e4 in turn.
+    Masked,
+}
+
+impl Draw {
+    /// Every kind.
+    pub const ALL: [Draw; 5] = [Draw::Normal, Draw::Large, Draw::Ties, Draw::Zeros, Draw::Masked];
+
+    fn floats(self, count: usize, rng: &mut Rng) -> Vec<f64> {
+        match self {
+            Draw::Normal | Draw::Masked => rng.normals(count),
+            Draw::Large => {
+                let scale = |x: f64, rng: &mut Rng| if rng.below(8) == 0 { 1024.0 * x } else { x };
+                rng.normals(count).into_iter().map(|x| scale(x, rng)).collect()
+            }
+            Draw::Ties => (0..count).map(|_| rng.between(-2, 3) as f64 / 2.0).collect(),
+            Draw::Zeros => (0..count).map(|_| if rng.bool() { 0.0 } else { -0.0 }).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Draw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Draw::Normal => "normal",
+            Draw::Large => "large",
+            Draw::Ties => "ties",
+            Draw::Zeros => "zeros",
+            Draw::Masked => "masked",
+        })
+    }
+}
 
 /// How the inputs of a function are drawn.
 #[derive(Debug)]
@@ -50,34 +99,43 @@ impl<'f> Generator<'f> {
         Ok(Generator { f, plans })
     }
 
-    /// The inputs of step number `step`: positions go through the [`Place`]s in turn, masks through the [`Pattern`]s.
+    /// The inputs of step number `step`, some of which are given: positions go through the [`Place`]s in turn, masks through the [`Pattern`]s.
     ///
     /// # Errors
     /// [`EquivError::Input`] when a tensor is too large.
-    pub(super) fn inputs(&self, shapes: &Shapes, step: usize, rng: &mut Rng) -> Result<Values, EquivError> {
-        let mut values = Values::new();
+    pub(super) fn inputs(
+        &self,
+        draw: Draw,
+        given: &Values,
+        shapes: &Shapes,
+        step: usize,
+        rng: &mut Rng,
+    ) -> Result<Values, EquivError> {
+        let mut values = given.clone();
         let mut position = None;
         let place = Place::of(step, rng);
         for plan in &self.plans {
             let shape = shapes.get(&plan.name).map_or(&[][..], |s| s);
             let count = self.count(&plan.name, shape)?;
             let Role::Integers { range, position: is_position } = &plan.role else { continue };
-            let drawn = match (is_position, count) {
-                (true, 1) => vec![place.within(range)],
+            let drawn = match (given.get(&plan.name), is_position, count) {
+                (Some(tensor), ..) => tensor.to_i64s(),
+                (_, true, 1) => vec![place.within(range)],
                 _ => integers(range, count, rng),
             };
             if let (true, None, &[p]) = (is_position, position, &drawn[..]) {
                 position = Some(p);
             }
-            values.insert(plan.name.clone(), Tensor::ints(plan.dtype, shape, &drawn));
+            values.entry(plan.name.clone()).or_insert_with(|| Tensor::ints(plan.dtype, shape, &drawn));
         }
-        for plan in &self.plans {
+        for plan in self.plans.iter().filter(|plan| !given.contains_key(&plan.name)) {
             let shape = shapes.get(&plan.name).map_or(&[][..], |s| s);
             let tensor = match (&plan.role, plan.dtype) {
                 (Role::Integers { .. }, _) => continue,
-                (Role::Noise, dtype) => noise(dtype, shape, self.count(&plan.name, shape)?, rng),
+                (Role::Noise, dtype) => noise(draw, dtype, shape, self.count(&plan.name, shape)?, rng),
                 (Role::Mask, dtype) => {
-                    mask(Pattern::of(step), dtype, shape, self.count(&plan.name, shape)?, position, rng)
+                    let pattern = Pattern::of(draw, step);
+                    mask(pattern, dtype, shape, self.count(&plan.name, shape)?, position, rng)
                 }
             };
             values.insert(plan.name.clone(), tensor);
@@ -89,7 +147,7 @@ impl<'f> Generator<'f> {
     ///
     /// # Errors
     /// [`EquivError::Input`] when a state is too large or of unknown size.
-    pub(super) fn states(&self, rng: &mut Rng) -> Result<Values, EquivError> {
+    pub(super) fn states(&self, draw: Draw, rng: &mut Rng) -> Result<Values, EquivError> {
         let mut values = Values::new();
         for &v in self.f.inputs() {
             let Some(ty) = self.f.ty(v).as_state() else { continue };
@@ -97,7 +155,7 @@ impl<'f> Generator<'f> {
             let shape = ty.known_shape().and_then(|s| s.iter().map(|&n| usize::try_from(n).ok()).collect());
             let shape: Vec<usize> = shape.ok_or_else(|| self.refuse(name, "state of unknown size"))?;
             let count = self.count(name, &shape)?;
-            values.insert(name.clone(), noise(ty.dtype, &shape, count, rng));
+            values.insert(name.clone(), noise(draw, ty.dtype, &shape, count, rng));
         }
         Ok(values)
     }
@@ -182,14 +240,14 @@ fn integers(range: &Range<i64>, count: usize, rng: &mut Rng) -> Vec<i64> {
     }
 }
 
-fn noise(dtype: DType, shape: &[usize], count: usize, rng: &mut Rng) -> Tensor {
+fn noise(draw: Draw, dtype: DType, shape: &[usize], count: usize, rng: &mut Rng) -> Tensor {
     if dtype == DType::Bool {
         return Tensor::bools(shape, &(0..count).map(|_| rng.bool()).collect::<Vec<_>>());
     }
     if dtype.is_int() {
         return Tensor::ints(dtype, shape, &integers(&DEFAULT_RANGE, count, rng));
     }
-    Tensor::floats(dtype, shape, &rng.normals(count))
+    Tensor::floats(dtype, shape, &draw.floats(count, rng))
 }
 
 /// What a mask lets through.
@@ -205,14 +263,19 @@ enum Pattern {
     Windowed,
     /// Causal, but every other row, from the first on, lets nothing through.
     Blanked,
+    /// Nothing.
+    Closed,
 }
 
 impl Pattern {
     /// The pattern of a step and what it adds to hidden columns. All of them in eight steps.
-    fn of(step: usize) -> (Pattern, f64) {
+    fn of(draw: Draw, step: usize) -> (Pattern, f64) {
         use Pattern::*;
         const HIDE: f64 = -1e4;
         const BAR: f64 = f64::NEG_INFINITY;
+        if draw == Draw::Masked {
+            return (Closed, [BAR, HIDE][step % 2]);
+        }
         const CYCLE: [(Pattern, f64); 8] = [
             (Causal, BAR),
             (Noise, HIDE),
@@ -233,6 +296,7 @@ impl Pattern {
             Pattern::Causal => column <= last,
             Pattern::Windowed => column <= last && column > last - (columns / 4).max(1),
             Pattern::Blanked => row % 2 == 1 && column <= last,
+            Pattern::Closed => false,
         }
     }
 }
@@ -247,7 +311,7 @@ fn mask(
     rng: &mut Rng,
 ) -> Tensor {
     if pattern == Pattern::Noise {
-        return noise(dtype, shape, count, rng);
+        return noise(Draw::Normal, dtype, shape, count, rng);
     }
     let columns = shape.last().copied().unwrap_or(1).max(1);
     let rows = shape.iter().rev().nth(1).copied().unwrap_or(1).max(1);
@@ -288,7 +352,7 @@ mod tests {
 
     #[test]
     fn eight_steps_see_every_pattern_with_both_fills() {
-        let seen: Vec<_> = (0..8).map(Pattern::of).collect();
+        let seen: Vec<_> = (0..8).map(|step| Pattern::of(Draw::Normal, step)).collect();
         for pattern in [Pattern::Causal, Pattern::Windowed, Pattern::Blanked] {
             assert!(seen.contains(&(pattern, -1e4)) && seen.contains(&(pattern, BAR)), "{pattern:?}");
         }
@@ -317,7 +381,10 @@ mod tests {
             let shapes = cases(&g.f, &BTreeMap::new()).unwrap().remove(0);
             let generator = Generator::new(&g.f, &sizes(&g.f, &shapes), &Options::default()).unwrap();
             let mut rng = Rng::new(7);
-            let mut at = |step| generator.inputs(&shapes, step, &mut rng).unwrap()["position"].to_i64s()[0];
+            let mut at = |step| {
+                generator.inputs(Draw::Normal, &Values::new(), &shapes, step, &mut rng).unwrap()["position"].to_i64s()
+                    [0]
+            };
             let drawn: Vec<i64> = (0..45).map(&mut at).collect();
             for run in drawn.windows(5) {
                 assert!([0, 2, 4].iter().all(|p| run.contains(p)), "{drawn:?}");
@@ -340,8 +407,8 @@ mod tests {
         let shapes = cases(&g.f, &options.shapes).unwrap().remove(0);
         let generator = Generator::new(&g.f, &sizes(&g.f, &shapes), options)?;
         let mut rng = Rng::new(seed);
-        let mut values = generator.inputs(&shapes, 0, &mut rng)?;
-        values.extend(generator.states(&mut rng)?);
+        let mut values = generator.inputs(options.draws[0], &Values::new(), &shapes, 0, &mut rng)?;
+        values.extend(generator.states(options.draws[0], &mut rng)?);
         Ok(values)
     }
 

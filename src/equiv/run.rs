@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::compare::{Bound, Difference, fingerprint};
+use super::compare::{Bound, Difference, Moment, fingerprint};
 use super::inputs::Generator;
 use super::interface::{Changes, Held};
 use super::report::{Divergence, FunctionReport, TensorReport, Verdict};
 use super::rng::Rng;
 use super::shapes::{self, Shapes};
 use super::{EquivError, Options, Side};
-use crate::interp::{InterpError, Interpreter, Mode, Values};
+use crate::interp::{InterpError, Interpreter, Mode, Tensor, Values};
 use crate::ir::{Function, Name};
 
 /// Storage mode decides on bitwise equality; when it fails, exact mode decides on reassociated equality.
@@ -19,17 +19,19 @@ pub(super) fn compare(
     changes: &Changes<'_>,
     options: &Options,
 ) -> Result<FunctionReport, EquivError> {
-    let mut storage = Trial::new(a, b, Mode::Storage, changes, options)?.run()?;
-    let exact = match storage.is_bitwise() {
+    let storage = Trial::new(a, b, Mode::Storage, changes, options)?;
+    let mut rounded = storage.run()?;
+    let exact = match rounded.is_bitwise() {
         true => None,
-        false => Some(Trial::new(a, b, Mode::Exact, changes, options)?.run()?),
+        false => Some(Trial::new(a, b, Mode::Exact, changes, options)?),
     };
+    let unrounded = exact.as_ref().map(Trial::run).transpose()?;
     let report = |names: Vec<Name>, pick: fn(&Outcome) -> &Differences| -> Vec<TensorReport> {
         names
             .into_iter()
             .map(|name| {
-                let exact = exact.as_ref().map(|e| pick(e).get(&name).cloned().unwrap_or_default());
-                let storage = pick(&storage).get(&name).cloned().unwrap_or_default();
+                let exact = unrounded.as_ref().map(|e| pick(e).get(&name).cloned().unwrap_or_default());
+                let storage = pick(&rounded).get(&name).cloned().unwrap_or_default();
                 TensorReport::new(name, storage, exact)
             })
             .collect()
@@ -38,15 +40,28 @@ pub(super) fn compare(
     let states = report(state_names(a), |o| &o.states);
     let verdict = outputs.iter().chain(&states).map(|t| t.verdict).max().unwrap_or(Verdict::Bitwise);
     let blind = outputs.iter().filter(|t| t.storage.elements > 0 && t.storage.finite == 0);
-    storage.notes.extend(blind.map(|t| format!("`{}` never held a finite number", t.name)));
+    rounded.notes.extend(blind.map(|t| format!("`{}` never held a finite number", t.name)));
+    let first_divergence = match (verdict, exact.zip(unrounded)) {
+        (Verdict::Bitwise, _) => None,
+        (Verdict::Different, Some((exact, Outcome { first_beyond: Some(snapshot), .. }))) => {
+            exact.locate(&snapshot, Criterion::Bound)?
+        }
+        (Verdict::Different, _) if rounded.first_beyond.is_some() => {
+            rounded.first_beyond.map(|snapshot| storage.locate(&snapshot, Criterion::Bound)).transpose()?.flatten()
+        }
+        _ => rounded.first_bits.map(|snapshot| storage.locate(&snapshot, Criterion::Bits)).transpose()?.flatten(),
+    };
     Ok(FunctionReport {
         name: a.name().clone(),
         verdict,
-        steps: options.steps.max(1),
+        steps: options.steps,
         outputs,
         states,
-        first_divergence: storage.divergence,
-        notes: storage.notes,
+        local: false,
+        regions: Vec::new(),
+        unchanged: 0,
+        first_divergence,
+        notes: rounded.notes,
     })
 }
 
@@ -65,13 +80,64 @@ type Differences = BTreeMap<Name, Difference>;
 struct Outcome {
     outputs: Differences,
     states: Differences,
-    divergence: Option<Divergence>,
+    /// The first step after which some bit differs.
+    first_bits: Option<Snapshot>,
+    /// The first step after which something differs by more than the bound.
+    first_beyond: Option<Snapshot>,
     notes: Vec<String>,
 }
 
 impl Outcome {
+    fn all(&self) -> impl Iterator<Item = (&Name, &Difference)> {
+        self.outputs.iter().chain(&self.states)
+    }
+
     fn is_bitwise(&self) -> bool {
-        self.outputs.values().chain(self.states.values()).all(Difference::is_bitwise)
+        self.all().all(|(_, d)| d.is_bitwise())
+    }
+
+    /// Remembers the first step that shows a difference.
+    fn note_first(&mut self, at: Moment, open: &[usize]) {
+        let snapshot = |criterion: Criterion| {
+            let (result, _) = self.all().find(|(_, d)| criterion.holds(d))?;
+            Some(Snapshot { at, open: open.to_vec(), result: result.clone() })
+        };
+        let bits = self.first_bits.is_none().then(|| snapshot(Criterion::Bits)).flatten();
+        let beyond = self.first_beyond.is_none().then(|| snapshot(Criterion::Bound)).flatten();
+        self.first_bits = self.first_bits.take().or(bits);
+        self.first_beyond = self.first_beyond.take().or(beyond);
+    }
+}
+
+/// A step, and a result that shows a difference after it.
+struct Snapshot {
+    at: Moment,
+    /// The cases that were worth trying when the steps of its seed began.
+    open: Vec<usize>,
+    result: Name,
+}
+
+/// What a step starts from.
+struct Start {
+    inputs: Values,
+    states: (Values, Held),
+}
+
+/// What counts as a difference.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Criterion {
+    /// Other bits.
+    Bits,
+    /// More than the bound of the mode.
+    Bound,
+}
+
+impl Criterion {
+    fn holds(self, d: &Difference) -> bool {
+        match self {
+            Criterion::Bits => !d.is_bitwise(),
+            Criterion::Bound => !d.is_within_bound(),
+        }
     }
 }
 
@@ -82,9 +148,8 @@ struct Trial<'f> {
     changes: &'f Changes<'f>,
     bound: Bound,
     options: &'f Options,
-    /// Input shapes that are still worth trying, each with its generator; the first is the default.
+    /// Input shapes to try, each with its generator; the first is the default.
     cases: Vec<(Shapes, Generator<'f>)>,
-    rng: Rng,
 }
 
 impl<'f> Trial<'f> {
@@ -99,47 +164,78 @@ impl<'f> Trial<'f> {
             Mode::Exact => Bound::EXACT,
             _ => Bound::storage(a),
         };
-        let told = options.shapes.iter().filter(|(n, _)| a.input(n).is_some());
-        let told: BTreeMap<_, _> = told.map(|(n, s)| (n.clone(), s.clone())).collect();
-        let cases = shapes::cases(a, &told)
+        let cases = shapes::cases(a, &shapes::told(a, options))
             .map_err(|(input, reason)| EquivError::Input { function: a.name().clone(), input, reason })?
             .into_iter()
             .map(|shapes| Ok((shapes.clone(), Generator::new(a, &shapes::sizes(a, &shapes), options)?)))
             .collect::<Result<Vec<_>, EquivError>>()?;
-        Ok(Trial {
-            a: Runner::new(a, mode, Side::First)?,
-            b: Runner::new(b, mode, Side::Second)?,
-            changes,
-            bound,
-            options,
-            cases,
-            rng: Rng::new(options.seed),
-        })
+        let (a, b) = (Runner::new(a, mode, Side::First)?, Runner::new(b, mode, Side::Second)?);
+        Ok(Trial { a, b, changes, bound, options, cases })
     }
 
-    fn run(mut self) -> Result<Outcome, EquivError> {
+    fn run(&self) -> Result<Outcome, EquivError> {
         let mut outcome = Outcome::default();
-        let mut states = self.draw_states()?;
-        for step in 0..self.options.steps.max(1) {
-            let before = states.clone();
-            let (inputs, out_a) = self.step_of_first(step, &mut states.0, &mut outcome)?;
-            let out_b = self.step_of_second(step, &inputs, &mut states.1)?;
-            let was_bitwise = outcome.is_bitwise();
-            tally(&mut outcome.outputs, step, &out_a, &out_b, self.bound);
-            let finite =
-                tally(&mut outcome.states, step, &states.0, &self.changes.states_of_first(&states.1)?, self.bound);
-            if was_bitwise && !outcome.is_bitwise() {
-                outcome.divergence = self.divergence(step, &inputs, before)?;
-            }
-            if !finite {
-                states = self.draw_states()?;
+        let mut open: Vec<usize> = (0..self.cases.len()).collect();
+        for seed in 0..self.options.seeds {
+            for &draw in &self.options.draws {
+                let at = Moment { seed: self.options.seed.wrapping_add(seed), draw, step: 0 };
+                self.run_steps(at, &mut open, &mut outcome)?;
             }
         }
         Ok(outcome)
     }
 
-    fn draw_states(&mut self) -> Result<(Values, Held), EquivError> {
-        let states = self.cases[0].1.states(&mut self.rng)?;
+    /// All steps from one seed. `open` are the cases that are still worth trying.
+    fn run_steps(&self, start: Moment, open: &mut Vec<usize>, outcome: &mut Outcome) -> Result<(), EquivError> {
+        let opened = open.clone();
+        let mut rng = Rng::new(start.seed);
+        let mut states = self.draw_states(start, &mut rng)?;
+        for step in 0..self.options.steps {
+            let at = Moment { step, ..start };
+            self.step(at, &mut states, open, &mut rng, outcome)?;
+            outcome.note_first(at, &opened);
+        }
+        Ok(())
+    }
+
+    /// One step of both functions; content of states that is no longer finite is drawn anew.
+    fn step(
+        &self,
+        at: Moment,
+        states: &mut (Values, Held),
+        open: &mut Vec<usize>,
+        rng: &mut Rng,
+        outcome: &mut Outcome,
+    ) -> Result<(), EquivError> {
+        let (inputs, out_a) = self.step_of_first(at, &mut states.0, open, rng, &mut outcome.notes)?;
+        let out_b = self.step_of_second(at.step, &inputs, &mut states.1)?;
+        tally(&mut outcome.outputs, at, &out_a, &out_b, self.bound);
+        let theirs = self.changes.states_of_first(&states.1)?;
+        let finite = tally(&mut outcome.states, at, &states.0, &theirs, self.bound);
+        if !finite {
+            *states = self.draw_states(at, rng)?;
+        }
+        Ok(())
+    }
+
+    /// Goes through the steps before a step again.
+    fn replay(&self, snapshot: &Snapshot) -> Result<Start, EquivError> {
+        let (mut rng, mut open) = (Rng::new(snapshot.at.seed), snapshot.open.clone());
+        let mut states = self.draw_states(snapshot.at, &mut rng)?;
+        for step in 0..snapshot.at.step {
+            let at = Moment { step, ..snapshot.at };
+            self.step(at, &mut states, &mut open, &mut rng, &mut Outcome::default())?;
+        }
+        let mut ours = states.0.clone();
+        let (inputs, _) = self.step_of_first(snapshot.at, &mut ours, &mut open, &mut rng, &mut Vec::new())?;
+        Ok(Start { inputs, states })
+    }
+
+    fn draw_states(&self, at: Moment, rng: &mut Rng) -> Result<(Values, Held), EquivError> {
+        let mut states = self.cases[0].1.states(at.draw, rng)?;
+        for (name, content) in &self.options.given_states {
+            states.entry(name.clone()).and_modify(|drawn| *drawn = content.clone());
+        }
         let held = self.changes.begin(&states)?;
         Ok((states, held))
     }
@@ -154,49 +250,125 @@ impl<'f> Trial<'f> {
 
     /// Draws inputs and runs the first function. Shapes that it does not take are given up for the default ones.
     fn step_of_first(
-        &mut self,
-        step: usize,
+        &self,
+        at: Moment,
         states: &mut Values,
-        outcome: &mut Outcome,
+        open: &mut Vec<usize>,
+        rng: &mut Rng,
+        notes: &mut Vec<String>,
     ) -> Result<(Values, Values), EquivError> {
+        let none = Values::new();
         loop {
-            let case = step % self.cases.len();
-            let (shapes, generator) = &self.cases[case];
-            let inputs = generator.inputs(shapes, step, &mut self.rng)?;
-            match self.a.run(step, &inputs, states) {
+            let turn = at.step % open.len();
+            let (shapes, generator) = &self.cases[open[turn]];
+            let given = match &self.options.given[..] {
+                [all] => all,
+                steps => steps.get(at.step).unwrap_or(&none),
+            };
+            let inputs = generator.inputs(at.draw, given, shapes, at.step, rng)?;
+            match self.a.run(at.step, &inputs, states) {
                 Ok(outputs) => return Ok((inputs, outputs)),
-                Err(e) if case == 0 => return Err(e),
+                Err(e) if turn == 0 => return Err(e),
                 Err(_) => {
-                    let (shapes, _) = self.cases.remove(case);
-                    let unusual = shapes.iter().filter(|(name, s)| self.cases[0].0.get(*name) != Some(*s));
-                    let list: Vec<String> = unusual.map(|(name, shape)| format!("{name} {shape:?}")).collect();
-                    outcome.notes.push(format!("not run with the shapes {}", list.join(", ")));
+                    open.remove(turn);
+                    notes.push(format!("not run with {}", shapes::unusual(shapes, &self.cases[0].0)));
                 }
             }
         }
     }
 
-    /// Repeats a step whose results differ and compares the values inside.
-    fn divergence(
-        &self,
-        step: usize,
-        inputs: &Values,
-        (mut states_a, mut held): (Values, Held),
-    ) -> Result<Option<Divergence>, EquivError> {
-        let mut seen = HashMap::new();
-        self.a.observe(step, inputs, &mut states_a, |name, op, print| {
-            seen.entry(name).or_insert((op, print));
+    /// Repeats a step and finds the first value that differs.
+    fn locate(&self, snapshot: &Snapshot, criterion: Criterion) -> Result<Option<Divergence>, EquivError> {
+        let (at, start) = (snapshot.at, self.replay(snapshot)?);
+        let suspects = self.suspects(at, &start)?;
+        for group in groups(&suspects) {
+            let mut kept = Values::new();
+            self.observe_first(at, &start, |name, _, t| {
+                if group.iter().any(|s| s.name == name) {
+                    kept.entry(name).or_insert_with(|| t.clone());
+                }
+            })?;
+            let mut first = None;
+            self.observe_second(at, &start, |name, b, t| {
+                let Some(x) = kept.remove(&name).filter(|_| first.is_none()) else { return };
+                let mut difference = Difference::default();
+                difference.add(at, &x, t, self.bound);
+                if let (true, Some(s)) = (criterion.holds(&difference), group.iter().find(|s| s.name == name)) {
+                    first = Some(Divergence { at, a: s.op.clone(), b });
+                }
+            })?;
+            if first.is_some() {
+                return Ok(first);
+            }
+        }
+        Ok(self.source_of(snapshot))
+    }
+
+    /// Values that both functions name alike and compute in one shape and with other bits, in the order of the second. A
+    /// value of another shape is one that a pass computes in another layout.
+    fn suspects(&self, at: Moment, start: &Start) -> Result<Vec<Suspect>, EquivError> {
+        let mut ours: HashMap<Name, (String, Vec<usize>, u64)> = HashMap::new();
+        self.observe_first(at, start, |name, op, t| {
+            ours.entry(name).or_insert_with(|| (op, t.shape().to_vec(), fingerprint(t)));
         })?;
-        let mut first = None;
-        self.b.observe(step, &with_caches(inputs, &held), &mut held.states, |name, op, print| {
-            if let (None, Some((theirs, old))) = (&first, seen.remove(&name))
-                && old != print
-            {
-                first = Some(Divergence { step, a: theirs, b: op });
+        let mut suspects = Vec::new();
+        self.observe_second(at, start, |name, _, t| {
+            let Some((op, shape, bits)) = ours.remove(&name) else { return };
+            if shape == t.shape() && bits != fingerprint(t) {
+                suspects.push(Suspect { name, op, elements: t.len() });
             }
         })?;
-        Ok(first)
+        Ok(suspects)
     }
+
+    fn observe_first(
+        &self,
+        at: Moment,
+        start: &Start,
+        report: impl FnMut(Name, String, &Tensor),
+    ) -> Result<(), EquivError> {
+        self.a.observe(at.step, &start.inputs, &mut start.states.0.clone(), report)
+    }
+
+    fn observe_second(
+        &self,
+        at: Moment,
+        start: &Start,
+        report: impl FnMut(Name, String, &Tensor),
+    ) -> Result<(), EquivError> {
+        let held = &start.states.1;
+        self.b.observe(at.step, &with_caches(&start.inputs, held), &mut held.states.clone(), report)
+    }
+
+    /// What gives the result that differs.
+    fn source_of(&self, snapshot: &Snapshot) -> Option<Divergence> {
+        let name = &snapshot.result;
+        let a = self.a.source_of(name)?;
+        let b = self.b.source_of(name).unwrap_or_else(|| format!("`{name}`"));
+        Some(Divergence { at: snapshot.at, a, b })
+    }
+}
+
+/// A value that both functions name alike and compute differently.
+struct Suspect {
+    name: Name,
+    /// The op in the first function.
+    op: String,
+    elements: usize,
+}
+
+/// Elements of one function that are held at a time to find a difference.
+const HELD: usize = 1 << 25;
+
+/// Neighbours that together have no more than [`HELD`] elements, or are alone.
+fn groups(suspects: &[Suspect]) -> impl Iterator<Item = &[Suspect]> {
+    let mut total = 0usize;
+    suspects.chunk_by(move |a, b| {
+        total = if total == 0 { a.elements } else { total }.saturating_add(b.elements);
+        let fits = total <= HELD;
+        total = if fits { total } else { 0 };
+        fits
+    })
 }
 
 /// The inputs of the second function.
@@ -205,11 +377,11 @@ fn with_caches(inputs: &Values, held: &Held) -> Values {
 }
 
 /// Counts in the values of a step. Returns whether all are finite.
-fn tally(differences: &mut Differences, step: usize, a: &Values, b: &Values, bound: Bound) -> bool {
+fn tally(differences: &mut Differences, at: Moment, a: &Values, b: &Values, bound: Bound) -> bool {
     let mut finite = true;
     for (name, x) in a {
         if let Some(y) = b.get(name) {
-            finite &= differences.entry(name.clone()).or_default().add(step, x, y, bound);
+            finite &= differences.entry(name.clone()).or_default().add(at, x, y, bound);
         }
     }
     finite
@@ -232,21 +404,31 @@ impl<'f> Runner<'f> {
         self.interpreter.run(inputs, states).map_err(|e| failed(self.side, step, e))
     }
 
-    /// Runs and reports, for every value, its name, the op that computes it and a fingerprint of its content.
+    /// Runs and reports every value with its name and the op that computes it.
     fn observe(
         &self,
         step: usize,
         inputs: &Values,
         states: &mut Values,
-        mut report: impl FnMut(Name, String, u64),
+        mut report: impl FnMut(Name, String, &Tensor),
     ) -> Result<(), EquivError> {
-        let mut observer = |v, tensor: &crate::interp::Tensor| {
+        let mut observer = |v, tensor: &Tensor| {
             if let Some(op) = self.f.producer(v) {
-                report(self.f.value(v).name().clone(), self.f.describe(op), fingerprint(tensor));
+                report(self.f.value(v).name().clone(), self.f.describe(op), tensor);
             }
         };
         let run = self.interpreter.run_observed(inputs, states, &mut observer);
         run.map(drop).map_err(|e| failed(self.side, step, e))
+    }
+
+    /// The op that computes an output, or the last one that writes a state.
+    fn source_of(&self, name: &str) -> Option<String> {
+        let v = self.f.find_value(name)?;
+        let op = match self.f.ty(v).as_state() {
+            None => self.f.producer(v),
+            Some(_) => self.f.users(v).into_iter().rfind(|&op| *self.f.op(op).kind() == "write_state"),
+        };
+        op.map(|op| self.f.describe(op))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::Options;
 use super::uses::{Sizes, is_mask};
 use crate::ir::{Dim, Flexibility, Function, Name, ValueId};
 
@@ -24,7 +25,7 @@ pub(super) fn cases(f: &Function, told: &BTreeMap<Name, Vec<usize>>) -> Result<V
     if let Some(name) = told.keys().find(|n| f.input(n).is_none_or(|v| f.tensor(v).is_none())) {
         return Err((name.clone(), "is no tensor input".into()));
     }
-    let mut cases = vec![assign(f, |v| told.get(f.value(v).name()).map_or_else(|| default(f, v), |s| widen(s)))?];
+    let mut cases = vec![told_or_default(f, told)?];
     if told.is_empty() && cases[0].keys().any(|n| f.input(n).is_some_and(|v| is_flexible(f, v))) {
         let full = Some(FULL).filter(|_| f.inputs().iter().any(|&v| f.ty(v).as_state().is_some()));
         let probes = PROBES.iter().copied().chain(full).map(|p| assign(f, |v| probe(f, v, p)));
@@ -37,6 +38,20 @@ pub(super) fn cases(f: &Function, told: &BTreeMap<Name, Vec<usize>>) -> Result<V
     Ok(cases)
 }
 
+/// The shapes that the options tell, for inputs that `f` has.
+pub(super) fn told(f: &Function, options: &Options) -> BTreeMap<Name, Vec<usize>> {
+    let given = options.given.iter().take(1).flatten().map(|(n, t)| (n, t.shape().to_vec()));
+    let told = options.shapes.iter().map(|(n, s)| (n, s.clone()));
+    given.chain(told).filter(|(n, _)| f.input(n).is_some()).map(|(n, s)| (n.clone(), s)).collect()
+}
+
+/// What sets shapes apart from the default ones.
+pub(super) fn unusual(shapes: &Shapes, default: &Shapes) -> String {
+    let unusual = shapes.iter().filter(|(name, s)| default.get(*name) != Some(*s));
+    let list: Vec<String> = unusual.map(|(name, shape)| format!("{name} {shape:?}")).collect();
+    format!("the shapes {}", list.join(", "))
+}
+
 /// The sizes that `shapes` gives to the unknown dimensions of `f`.
 pub(super) fn sizes(f: &Function, shapes: &Shapes) -> Sizes {
     let mut sizes = Sizes::default();
@@ -47,6 +62,23 @@ pub(super) fn sizes(f: &Function, shapes: &Shapes) -> Sizes {
         }
     }
     sizes
+}
+
+/// The told shapes; for the other inputs the defaults, but where a told shape fixes a size.
+fn told_or_default(f: &Function, told: &BTreeMap<Name, Vec<usize>>) -> Result<Shapes, (Name, String)> {
+    let mut fixed = Sizes::default();
+    for (name, shape) in told {
+        let Some(ty) = f.input(name).and_then(|v| f.tensor(v)) else { continue };
+        ty.shape.iter().zip(shape).for_each(|(dim, &n)| _ = fixed.bind(dim, n as u64));
+    }
+    assign(f, |v| match (told.get(f.value(v).name()), f.tensor(v)) {
+        (Some(shape), _) => widen(shape),
+        (None, Some(ty)) => {
+            let sizes = ty.shape.iter().zip(default(f, v));
+            sizes.map(|(dim, n)| fixed.of(dim).and_then(|n| u64::try_from(n).ok()).unwrap_or(n)).collect()
+        }
+        (None, None) => Vec::new(),
+    })
 }
 
 fn widen(shape: &[usize]) -> Vec<u64> {

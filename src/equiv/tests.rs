@@ -84,10 +84,10 @@ fn another_constant_is_different_and_located() {
     assert_eq!((y.name.as_str(), y.storage.differing, y.storage.elements), ("y", 256, 256));
     assert!((y.storage.max_abs - 0.5).abs() < 4e-3, "half, rounded to fp16");
     let first = y.storage.first.as_ref().unwrap();
-    assert_eq!((first.step, &first.index[..]), (0, &[0, 0][..]));
+    assert_eq!((first.at.step, &first.index[..]), (0, &[0, 0][..]));
     assert!((first.b - first.a - 0.5).abs() < 4e-3);
     let d = main.first_divergence.as_ref().unwrap();
-    assert_eq!((d.step, d.a.as_str(), d.b.as_str()), (0, "add `y`", "add `y`"));
+    assert_eq!((d.at.step, d.a.as_str(), d.b.as_str()), (0, "add `y`", "add `y`"));
 }
 
 #[test]
@@ -417,4 +417,109 @@ fn changes_that_do_not_fit_are_no_verdict() {
     }
     let options = Options { interface: [("decode".into(), vec![])].into(), ..Options::default() };
     assert!(matches!(check(&a, &a, None, &options), Err(EquivError::Function { .. })));
+}
+
+#[test]
+fn the_first_value_beyond_the_bound_is_located_behind_a_harmless_one() {
+    let sum = |swapped: bool, factor: f64| {
+        let mut g = Graph::new();
+        let t = ty(F16, &[500]);
+        let [x, y, z] = ["x", "y", "z"].map(|n| g.input(n, t.clone()));
+        let (p, q, r) = if swapped { (z, y, x) } else { (x, y, z) };
+        let name = if swapped { "other" } else { "part" };
+        let part = g.op("add", name, t.clone(), vec![("x", p.into()), ("y", q.into())]);
+        let all = g.op("add", "all", t.clone(), vec![("x", part.into()), ("y", r.into())]);
+        let scaled = g.op("mul", "scaled", t.clone(), vec![("x", all.into()), ("y", half(factor).into())]);
+        let out = g.op("relu", "out", t, vec![("x", scaled.into())]);
+        g.output(out);
+        g
+    };
+    let harmless = compare(sum(false, 2.0), sum(true, 2.0)).unwrap();
+    let at = |report: &Report| report.functions[0].first_divergence.clone().unwrap().b;
+    assert_eq!((harmless.verdict, at(&harmless)), (Verdict::Reassociated, "add `all`".to_owned()));
+    let wrong = compare(sum(false, 2.0), sum(true, 3.0)).unwrap();
+    assert_eq!((wrong.verdict, at(&wrong)), (Verdict::Different, "mul `scaled`".to_owned()));
+}
+
+#[test]
+fn a_lost_write_is_located_at_the_state() {
+    let mut lost = cache(0);
+    let write = lost.f.all_ops().into_iter().find(|&op| *lost.f.op(op).kind() == "write_state").unwrap();
+    lost.f.erase_op(write);
+    let options = Options { steps: 1, ranges: [("position".into(), 0..5)].into(), ..Options::default() };
+    let report = check(&program(cache(0)), &program(lost), None, &options).unwrap();
+    let d = report.functions[0].first_divergence.as_ref().unwrap();
+    assert_eq!((report.verdict, d.a.as_str()), (Verdict::Different, "read_state `y`"), "{report}");
+}
+
+#[test]
+fn every_seed_and_every_kind_of_content_runs_all_steps() {
+    let options = Options { seed: 5, seeds: 3, draws: Draw::ALL.to_vec(), ..Options::default() };
+    let same = || program(binary("mul", 0.5));
+    let report = check(&same(), &same(), None, &options).unwrap();
+    assert_eq!(report.functions[0].outputs[0].storage.elements, 3 * 5 * 4 * 64);
+    assert!(
+        report.to_string().starts_with("for 3 seeds from 5, normal, large, ties, zeros, masked inputs\n"),
+        "{report}"
+    );
+    for options in [Options { seeds: 0, ..options.clone() }, Options { draws: vec![], ..options }] {
+        assert!(matches!(check(&same(), &same(), None, &options), Err(EquivError::NoStep)));
+    }
+}
+
+/// Each kind of content shows what the others hide.
+#[test]
+fn content_of_a_kind_finds_faults_of_its_kind() {
+    let compare = |b: Graph, draw| {
+        let mut a = Graph::new();
+        let t = ty(F16, &[8, 8]);
+        let x = a.input("x", t.clone());
+        let y = a.op("identity", "y", t, vec![("x", x.into())]);
+        a.output(y);
+        let options = Options { draws: vec![draw], ..Options::default() };
+        check(&program(a), &program(b), None, &options).unwrap().verdict
+    };
+    let through = |kind: &str, args: Vec<(&str, f64)>| {
+        let mut g = Graph::new();
+        let t = ty(F16, &[8, 8]);
+        let x = g.input("x", t.clone());
+        let args = args.into_iter().map(|(p, v)| (p, half(v).into()));
+        let y = g.op(kind, "y", t, std::iter::once(("x", x.into())).chain(args).collect());
+        g.output(y);
+        g
+    };
+    let clip = || through("clip", vec![("alpha", -64.0), ("beta", 64.0)]);
+    assert_eq!(compare(clip(), Draw::Normal), Verdict::Bitwise);
+    assert_eq!(compare(clip(), Draw::Large), Verdict::Different);
+    let plus = || through("add", vec![("y", 0.0)]);
+    assert_eq!(compare(plus(), Draw::Normal), Verdict::Bitwise);
+    assert_ne!(compare(plus(), Draw::Zeros), Verdict::Bitwise, "−0 + 0 is +0");
+}
+
+#[test]
+fn given_inputs_take_the_place_of_drawn_ones() {
+    let given = |x: f64| {
+        let tensor = crate::interp::Tensor::floats(F16, &[8, 8], &[x; 64]);
+        Options { steps: 2, given: vec![[("x".into(), tensor)].into()], ..Options::default() }
+    };
+    let report = |x: f64| check(&program(binary("mul", 0.0)), &program(binary("mul", -0.0)), None, &given(x)).unwrap();
+    let first = |x: f64| report(x).functions[0].outputs[0].storage.first.clone().unwrap();
+    assert_eq!((first(3.0).a.to_bits(), first(-3.0).a.to_bits()), (0f64.to_bits(), (-0f64).to_bits()));
+    let nobody = Options {
+        given: vec![[("z".into(), crate::interp::Tensor::ints(crate::ir::DType::I32, &[], &[1]))].into()],
+        ..Options::default()
+    };
+    assert!(matches!(check(&program(cache(0)), &program(cache(0)), None, &nobody), Err(EquivError::NoInput(_))));
+}
+
+#[test]
+fn tolerances_are_judged_tensor_by_tensor() {
+    let report = compare(binary("add", 0.5), binary("add", 0.5 + 2f64.powi(-9))).unwrap();
+    let y = &report.functions[0].outputs[0].storage;
+    assert!(!report.satisfies(Exactness::Reassociated));
+    assert!(report.satisfies(Exactness::Ulps(y.max_ulp)) && !report.satisfies(Exactness::Ulps(y.max_ulp - 1)));
+    assert!(report.satisfies(Exactness::Tolerance(y.of_scale)) && y.of_scale > 0.0);
+    assert!(!report.satisfies(Exactness::Tolerance(y.of_scale / 2.0)));
+    let lost = compare(binary("add", 0.5), binary("real_div", 0.0)).unwrap();
+    assert!(!lost.satisfies(Exactness::Ulps(u64::MAX - 1)) && !lost.satisfies(Exactness::Tolerance(1e300)));
 }

@@ -22,7 +22,7 @@ impl Sizes {
         }
     }
 
-    fn of(&self, dim: &Dim) -> Option<i64> {
+    pub(super) fn of(&self, dim: &Dim) -> Option<i64> {
         let size = dim.symbols().iter().try_fold(dim.coef(), |n, s| n.checked_mul(*self.0.get(s)?))?;
         i64::try_from(size).ok()
     }

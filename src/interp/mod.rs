@@ -12,14 +12,15 @@
 //! # The order of sums
 //!
 //! Each element of a result is a pure function of the elements it depends on. Whatever sums (`matmul`, `linear`, `conv`,
-//! `einsum`, `scaled_dot_product_attention`, `softmax`, `reduce_*`, the norms) adds the n terms of one element like this:
+//! `einsum`, `scaled_dot_product_attention`, `softmax`, `reduce_*`, the norms, pools, each product of a recurrent layer) adds
+//! the n terms of one element like this:
 //!
 //! * sixteen partial sums start at +0; term k is added to partial sum k mod 16, k ascending; a product is rounded before
 //!   it is added (no fused multiply-add);
 //! * the partial sums are added in halves: l ← l + (l+8), then (l+4), (l+2), (l+1).
 //!
 //! Terms are numbered row-major over the reduced axes in ascending order (`conv`: input channel of the group, then kernel
-//! position, padding included as zeros). So the order depends on n alone: not on the number of rows or columns, strides,
+//! position, padding included as zeros; pools likewise). So the order depends on n alone: not on the number of rows or columns, strides,
 //! transposition, broadcasting, which operand is left, or threads. `cumsum` adds one term after the other to +0, `scatter`
 //! in the order of its indices. A bias is added after the sum. Products of elements (`reduce_prod`) start at one and
 //! combine in the same order. The inside of `scaled_dot_product_attention` is not rounded to the storage type.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{DType, TensorType, ValueType, float_bits, unpack_floats};
@@ -89,6 +90,25 @@ pub trait Weights: fmt::Debug + Send + Sync {
     /// [`LiteralError::Weight`] when the file is missing, the record is damaged, or its element type or size
     /// differs from `ty`.
     fn read(&self, blob: &BlobRef, ty: &TensorType) -> Result<Vec<u8>, LiteralError>;
+
+    /// These of the packed bytes.
+    ///
+    /// # Errors
+    /// As [`Weights::read`], and when there are not as many.
+    fn read_part(&self, blob: &BlobRef, ty: &TensorType, part: Range<u64>) -> Result<Vec<u8>, LiteralError> {
+        let mut bytes = self.read(blob, ty)?;
+        let range = usize::try_from(part.start).ok().zip(usize::try_from(part.end).ok());
+        match range.filter(|&(start, end)| start <= end && end <= bytes.len()) {
+            Some((start, end)) => {
+                bytes.truncate(end);
+                Ok(bytes.split_off(start))
+            }
+            None => Err(LiteralError::Weight {
+                blob: blob.clone(),
+                reason: format!("there are only {} bytes", bytes.len()),
+            }),
+        }
+    }
 }
 
 /// Weights of a program that has none on disk: every read fails.

@@ -7,7 +7,10 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use super::Effect::{self, Control, Pure, Random, ReadsState, WritesState};
-use super::infer::{InferFn, constexpr, control, conv, elementwise, gather, linear, movement, reduce, reshape, slice};
+use super::infer::{
+    InferFn, constexpr, control, conv, elementwise, gather, linear, list, movement, recurrent, reduce, reshape, slice,
+    space,
+};
 use super::signature::{OpDef, parse};
 
 struct Row {
@@ -54,6 +57,24 @@ const TABLE: &[Row] = &[
     ] },
     Row { kinds: "while_loop", effect: Control, infer: control::while_loop, versions: &[
         "C5: (loop_vars:tuple)",
+    ] },
+    Row { kinds: "make_list", effect: Pure, infer: list::make_list, versions: &[
+        "C5: (init_length:i32?=1, dynamic_length:bool!?=true, elem_shape:tuple, dtype:str!?=fp32)",
+    ] },
+    Row { kinds: "list_write", effect: Pure, infer: list::list_write, versions: &[
+        "C5: (ls:any, index:i32, value:T) with T=f16/f32/bool/i32",
+    ] },
+    Row { kinds: "list_scatter", effect: Pure, infer: list::list_scatter, versions: &[
+        "C5: (ls:any, indices:i32, value:T) with T=f16/f32/bool/i32",
+    ] },
+    Row { kinds: "list_read", effect: Pure, infer: list::list_read, versions: &[
+        "C5: (ls:any, index:i32)",
+    ] },
+    Row { kinds: "list_gather", effect: Pure, infer: list::list_gather, versions: &[
+        "C5: (ls:any, indices:i32)",
+    ] },
+    Row { kinds: "list_length", effect: Pure, infer: list::list_length, versions: &[
+        "C5: (ls:any)",
     ] },
     // Shape and data movement
     Row { kinds: "identity", effect: Pure, infer: movement::identity, versions: &[
@@ -306,6 +327,66 @@ const TABLE: &[Row] = &[
         "C5: (x:T, weight:T!, bias:T!?=none, pad:i32!?=zeros, output_shape:i32!?=none, pad_type:str!?=valid, strides:i32!?=ones, dilations:i32!?=ones, groups:i32!?=1) with T=f16/f32",
         "C7: (x:T, weight:U, bias:U?=none, pad:i32!?=zeros, output_shape:i32!?=none, pad_type:str!?=valid, strides:i32!?=ones, dilations:i32!?=ones, groups:i32!?=1) with T=f16/f32; U=f16/f32",
     ] },
+    Row { kinds: "max_pool", effect: Pure, infer: conv::pool, versions: &[
+        "C5: (x:T, kernel_sizes:i32!, strides:i32!?=ones, pad_type:str!, pad:i32!?=zeros, ceil_mode:bool!?=false) with T=f16/f32",
+    ] },
+    Row { kinds: "l2_pool", effect: Pure, infer: conv::l2_pool, versions: &[
+        "C5: (x:T, kernel_sizes:i32!, strides:i32!?=ones, pad_type:str!, pad:i32!?=zeros, ceil_mode:bool!?=false) with T=f16/f32",
+    ] },
+    Row { kinds: "avg_pool", effect: Pure, infer: conv::pool, versions: &[
+        "C5: (exclude_padding_from_average:bool!?=false, x:T, kernel_sizes:i32!, strides:i32!?=ones, pad_type:str!, pad:i32!?=zeros, ceil_mode:bool!?=false) with T=f16/f32",
+    ] },
+    Row { kinds: "lstm", effect: Pure, infer: recurrent::layer, versions: &[
+        "C5: (x:T, initial_h:T, initial_c:T, weight_ih:T!, weight_hh:T!, bias:T!?=none, peephole:T!?=none, weight_ih_back:T!?=none, weight_hh_back:T!?=none, bias_back:T!?=none, peephole_back:T!?=none, direction:str!?=forward, output_sequence:bool!?=false, recurrent_activation:str!?=sigmoid, cell_activation:str!?=tanh, activation:str!?=tanh, clip:T!?=none) with T=f32",
+        "C7: (x:T, initial_h:T, initial_c:T, weight_ih:T!, weight_hh:T!, bias:T!?=none, peephole:T!?=none, weight_ih_back:T!?=none, weight_hh_back:T!?=none, bias_back:T!?=none, peephole_back:T!?=none, direction:str!?=forward, output_sequence:bool!?=false, recurrent_activation:str!?=sigmoid, cell_activation:str!?=tanh, activation:str!?=tanh, clip:T!?=none) with T=f16/f32",
+    ] },
+    Row { kinds: "gru", effect: Pure, infer: recurrent::layer, versions: &[
+        "C5: (x:T, initial_h:T, weight_ih:T!, weight_hh:T!, bias:T!?=none, direction:str!?=forward, output_sequence:bool!?=false, recurrent_activation:str!?=sigmoid, activation:str!?=tanh) with T=f32",
+        "C7: (x:T, initial_h:T, weight_ih:T!, weight_hh:T!, bias:T!?=none, direction:str!?=forward, output_sequence:bool!?=false, recurrent_activation:str!?=sigmoid, activation:str!?=tanh) with T=f16/f32",
+        "C8: (x:T, initial_h:T, weight_ih:T!, weight_hh:T!, bias:T!?=none, direction:str!?=forward, output_sequence:bool!?=false, recurrent_activation:str!?=sigmoid, activation:str!?=tanh, reset_after:bool!?=false, input_bias:T!?=none) with T=f16/f32",
+    ] },
+    Row { kinds: "rnn", effect: Pure, infer: recurrent::layer, versions: &[
+        "C5: (x:T, initial_h:T, weight_ih:T!, weight_hh:T!, bias:T!?=none, direction:str!?=forward, output_sequence:bool!?=false, activation:str!?=tanh) with T=f32",
+        "C7: (x:T, initial_h:T, weight_ih:T!, weight_hh:T!, bias:T!?=none, direction:str!?=forward, output_sequence:bool!?=false, activation:str!?=tanh) with T=f16/f32",
+    ] },
+    // Planes
+    Row { kinds: "upsample_nearest_neighbor", effect: Pure, infer: space::upsample, versions: &[
+        "C5: (x:T, scale_factor_height:U!?=1, scale_factor_width:U!?=1) with T=f16/f32; U=f32/i32",
+    ] },
+    Row { kinds: "upsample_bilinear", effect: Pure, infer: space::upsample, versions: &[
+        "C5: (x:T, scale_factor_height:U!?=1, scale_factor_width:U!?=1, align_corners:bool!?=true) with T=f16/f32; U=i32/f32",
+        "C6: (x:T, scale_factor_height:U!?=1, scale_factor_width:U!?=1, align_corners:bool!?=true, half_pixel_centers:bool!?=none) with T=f16/f32; U=i32/f32",
+    ] },
+    Row { kinds: "resize_nearest_neighbor", effect: Pure, infer: space::resize_to, versions: &[
+        "C5: (x:T, target_size_height:i32!, target_size_width:i32!) with T=f16/f32",
+    ] },
+    Row { kinds: "resize_bilinear", effect: Pure, infer: space::resize_to, versions: &[
+        "C5: (x:T, target_size_height:i32!?=1, target_size_width:i32!?=1, sampling_mode:str!?=DEFAULT) with T=f16/f32",
+    ] },
+    Row { kinds: "resize", effect: Pure, infer: space::resize, versions: &[
+        "C7: (x:T, shape:U, resized_dims:u32!, interpolation_mode:str!?=LINEAR, sampling_mode:str!?=DEFAULT) with T=f16/f32/i32; U=i32/i16/u16/u32",
+    ] },
+    Row { kinds: "crop", effect: Pure, infer: space::crop, versions: &[
+        "C5: (x:T, crop_height:i32!, crop_width:i32!) with T=f16/f32",
+    ] },
+    Row { kinds: "pixel_shuffle", effect: Pure, infer: space::to_space, versions: &[
+        "C5: (x:T, upscale_factor:i32!) with T=f16/f32",
+    ] },
+    Row { kinds: "depth_to_space", effect: Pure, infer: space::to_space, versions: &[
+        "C5: (x:T, block_size:i32!) with T=f16/f32",
+    ] },
+    Row { kinds: "pixel_unshuffle", effect: Pure, infer: space::to_depth, versions: &[
+        "C6: (x:T, downscale_factor:u32!) with T=f16/f32",
+    ] },
+    Row { kinds: "space_to_depth", effect: Pure, infer: space::to_depth, versions: &[
+        "C5: (x:T, block_size:i32!) with T=f16/f32",
+    ] },
+    Row { kinds: "space_to_batch", effect: Pure, infer: space::space_to_batch, versions: &[
+        "C5: (x:T, block_shape:i32!, paddings:i32!) with T=f16/f32",
+    ] },
+    Row { kinds: "batch_to_space", effect: Pure, infer: space::batch_to_space, versions: &[
+        "C5: (x:T, block_shape:i32!, crops:i32!) with T=f16/f32",
+    ] },
     // Compression
     Row { kinds: "constexpr_affine_dequantize", effect: Pure, infer: constexpr::affine, versions: &[
         "C6: (quantized_data:SrcT!, zero_point:ZeroPointT!, scale:DstT!, axis:i32!) with SrcT=u8/i8; ZeroPointT=u8/i8/f32; DstT=f16/f32",
@@ -354,7 +435,7 @@ mod tests {
         let unique: std::collections::BTreeSet<_> = all.iter().collect();
         assert_eq!(unique.len(), all.len());
         assert!(all.iter().all(|k| row(k).is_some_and(|r| r.kind() == *k)));
-        assert!(row("lstm").is_none(), "kinds without a row are opaque");
+        assert!(row("non_maximum_suppression").is_none(), "kinds without a row are opaque");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -123,6 +124,14 @@ impl FileWeights {
 
     fn read_blob(&self, blob: &BlobRef, ty: &TensorType) -> Result<Vec<u8>, String> {
         let need = ty.byte_len().ok_or_else(|| format!("{ty} has no fixed size in bytes"))?;
+        self.read_bytes(blob, ty, 0..need)
+    }
+
+    fn read_bytes(&self, blob: &BlobRef, ty: &TensorType, part: Range<u64>) -> Result<Vec<u8>, String> {
+        let need = ty.byte_len().ok_or_else(|| format!("{ty} has no fixed size in bytes"))?;
+        if part.start > part.end || part.end > need {
+            return Err(format!("there are only {need} bytes"));
+        }
         let file = self.open(&blob.file)?;
         let len = file.metadata().map_err(|e| e.to_string())?.len();
         let mut bytes = [0; ALIGNMENT];
@@ -137,10 +146,10 @@ impl FileWeights {
         if record.offset.checked_add(need).is_none_or(|end| end > len) {
             return Err(format!("its data runs past the end of the file ({len} bytes)"));
         }
-        let size = usize::try_from(need).map_err(|_| "it is larger than memory".to_string())?;
-        let mut data = vec![0; size];
-        read_at(&file, &mut data, record.offset).map_err(|e| e.to_string())?;
-        self.bytes_read.fetch_add(need, Ordering::Relaxed);
+        let size = part.end - part.start;
+        let mut data = vec![0; usize::try_from(size).map_err(|_| "it is larger than memory".to_string())?];
+        read_at(&file, &mut data, record.offset + part.start).map_err(|e| e.to_string())?;
+        self.bytes_read.fetch_add(size, Ordering::Relaxed);
         Ok(data)
     }
 }
@@ -159,6 +168,10 @@ impl Weights for FileWeights {
         let data = self.read_blob(blob, ty).map_err(failed)?;
         small.insert(key, data.clone());
         Ok(data)
+    }
+
+    fn read_part(&self, blob: &BlobRef, ty: &TensorType, part: Range<u64>) -> Result<Vec<u8>, LiteralError> {
+        self.read_bytes(blob, ty, part).map_err(|reason| LiteralError::Weight { blob: blob.clone(), reason })
     }
 }
 

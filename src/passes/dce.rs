@@ -48,6 +48,10 @@ impl Pass for Dce {
                 break;
             }
             let name = f.describe(op);
+            if let Some(no) = budget.refusal(f, &name) {
+                outcome.decline(no.declined(name));
+                continue;
+            }
             let results: Vec<ValueId> = f.op(op).results().to_vec();
             if erase_dead(f, results) > 0 {
                 budget.take();

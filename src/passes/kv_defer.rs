@@ -113,7 +113,7 @@ impl Pass for KvDefer {
                     continue;
                 }
             };
-            let plan = Plan::of(&work, budget.left().unwrap_or(usize::MAX));
+            let plan = Plan::of(&work, budget);
             let found: Vec<OpId> = plan.fused.iter().copied().filter(|op| !kept.contains_key(op)).collect();
             if !found.is_empty() {
                 fused.extend(found);

@@ -59,7 +59,7 @@ impl Pass for KvForward {
     fn run(&self, f: &mut Function, budget: &mut Budget) -> Outcome {
         let mut outcome = drive(f, &[&OwnType], budget);
         while !budget.is_spent() {
-            let Some(step) = next(f) else { break };
+            let Some(step) = next(f, budget, &mut outcome) else { break };
             let op = f.describe(step.op());
             match step.apply(f) {
                 Ok(()) => {
@@ -121,14 +121,27 @@ impl Step {
     }
 }
 
-fn next(f: &Function) -> Option<Step> {
+/// The next change that the budget admits.
+fn next(f: &Function, budget: &Budget, outcome: &mut Outcome) -> Option<Step> {
     let states = States::of(f);
-    states.chains().iter().filter(|c| c.out_of_sight().is_none()).find_map(|chain| {
-        chain.reads().find_map(|(op, snapshot, version)| {
+    let mut admitted = |step: &Step| {
+        let op = f.describe(step.op());
+        let no = budget.refusal(f, &op);
+        let is_admitted = no.is_none();
+        outcome.decline(no.and_then(|no| no.keeping(Keeps::StateOps).declined(op)));
+        is_admitted
+    };
+    for chain in states.chains().iter().filter(|c| c.out_of_sight().is_none()) {
+        for (op, snapshot, version) in chain.reads() {
             let parts = states.parts(f, chain, snapshot);
-            written(f, chain, version, &parts).or_else(|| earlier(f, chain, op, snapshot, version, &parts))
-        })
-    })
+            let step = written(f, chain, version, &parts).filter(&mut admitted);
+            let step = step.or_else(|| earlier(f, chain, op, snapshot, version, &parts).filter(&mut admitted));
+            if step.is_some() {
+                return step;
+            }
+        }
+    }
+    None
 }
 
 /// A part of a snapshot that is exactly what the last update to touch it wrote.

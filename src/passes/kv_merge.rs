@@ -64,8 +64,8 @@ impl Pass for KvMerge {
         let mut outcome = Outcome::default();
         while !budget.is_spent() {
             outcome.declined.clear();
-            let Some(merge) = self.next(f, &mut outcome) else { break };
-            let name = f.describe(merge.writes[merge.writes.len() - 1]);
+            let Some(merge) = self.next(f, budget, &mut outcome) else { break };
+            let name = merge.name(f);
             match merge.apply(f) {
                 Ok(()) => {
                     budget.take();
@@ -85,10 +85,11 @@ impl Pass for KvMerge {
 
 impl KvMerge {
     /// The next merge, and why writes that remain stay apart.
-    fn next(&self, f: &Function, outcome: &mut Outcome) -> Option<Merge> {
+    fn next(&self, f: &Function, budget: &Budget, outcome: &mut Outcome) -> Option<Merge> {
         let states = States::of(f);
         for chain in states.chains().iter().filter(|c| c.writes().count() > 1) {
-            match self.find(f, &states, chain) {
+            let admitted = |merge: Merge| budget.refusal(f, &merge.name(f)).map_or(Ok(merge), Err);
+            match self.find(f, &states, chain).and_then(admitted) {
                 Ok(merge) => return Some(merge),
                 Err(no) => {
                     outcome.decline(no.keeping(Keeps::StateOps).declined(describe_state(f.value(chain.state).name())));
@@ -252,6 +253,11 @@ struct Merge {
 }
 
 impl Merge {
+    /// What the merge is called in a report: the write that stays.
+    fn name(&self, f: &Function) -> String {
+        f.describe(self.writes[self.writes.len() - 1])
+    }
+
     /// A merge of a run of members, sorted by position; `None` when their parameters cannot be joined.
     fn new(f: &Function, chain: &Chain, axis: usize, run: &[Member<'_>]) -> Option<Merge> {
         let (_, _, first, extent) = *run.first()?;

@@ -81,10 +81,17 @@ impl Pass for KvReadonly {
         for name in found.iter().flat_map(Found::names).filter(|name| seen.insert(*name)) {
             match agree(&found, others, name) {
                 Err(refusals) => outcomes.iter_mut().zip(refusals).for_each(|(o, refusal)| o.decline(refusal)),
-                Ok(group) if group.iter().flatten().any(|plan| !plan.is_unused()) && budget.take() => {
-                    plans.iter_mut().zip(group).for_each(|(plans, plan)| plans.extend(plan));
-                }
-                Ok(_) => {}
+                Ok(group) => match withheld(functions, &group, budget) {
+                    Some(no) => {
+                        for (outcome, plan) in outcomes.iter_mut().zip(&group) {
+                            outcome.decline(plan.as_ref().and_then(|plan| no.clone().declined(&plan.at)));
+                        }
+                    }
+                    None if group.iter().flatten().any(|plan| !plan.is_unused()) && budget.take() => {
+                        plans.iter_mut().zip(group).for_each(|(plans, plan)| plans.extend(plan));
+                    }
+                    None => {}
+                },
             }
         }
         match convert_all(functions, &plans) {
@@ -102,6 +109,12 @@ impl Pass for KvReadonly {
         }
         outcomes
     }
+}
+
+/// Why the plans for one state may not be followed, if they may not in one function.
+fn withheld(functions: &[&mut Function], group: &[Option<Plan>], budget: &Budget) -> Option<NoMatch> {
+    let mut plans = functions.iter().zip(group).filter_map(|(f, plan)| Some((f, plan.as_ref()?)));
+    plans.find_map(|(f, plan)| budget.refusal(f, &plan.at)).map(|no| no.keeping(Keeps::StateOps))
 }
 
 /// A refusal; state ops stay because of it.

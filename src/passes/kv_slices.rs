@@ -79,6 +79,10 @@ impl Pass for KvSlices {
         while !budget.is_spent() {
             let Some((found, written)) = next(f, &mut done, &mut outcome) else { break };
             let op = f.describe(found.op);
+            if let Some(no) = budget.refusal(f, &op) {
+                outcome.decline(no.keeping(Keeps::StateOps).declined(op));
+                continue;
+            }
             match emit::emit(f, &found, written.as_ref(), &mut bounds) {
                 Ok(()) => {
                     budget.take();

@@ -87,6 +87,11 @@ impl Pass for KvUnify {
                     continue;
                 }
             };
+            let site = describe_state(&joined.name);
+            if let Some(no) = users.iter().find_map(|&i| budget.refusal(functions[i], &site)) {
+                states.iter().for_each(|s| decline(&mut outcomes, s, no.clone()));
+                continue;
+            }
             match joined.apply(functions, &users) {
                 Ok(()) => {
                     budget.take();

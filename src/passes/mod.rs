@@ -23,3 +23,5 @@ pub use kv_unify::KvUnify;
 pub use pipeline::{Pass, PassInfo, PassOption, Pipeline, PipelineError, Preset, RunOptions, all};
 pub use report::{Census, Exactness, FunctionReport, PassReport, Report, bytes};
 pub use view_simplify::ViewSimplify;
+
+pub use crate::rewrite::{Declined, Fired};

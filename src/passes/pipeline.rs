@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::analysis::state::{Breach, EmissionRule, breaches};
 use crate::ir::{Function, Program};
-use crate::rewrite::{Budget, Keeps, NoMatch, Outcome};
+use crate::rewrite::{Budget, Keeps, NoMatch, Outcome, Site};
 use crate::verify::{self, Violations};
 
 use super::{
@@ -304,6 +304,8 @@ pub struct RunOptions {
     pub function: Option<String>,
     /// Stop after this many rewrites, over all passes and functions.
     pub stop_after: Option<usize>,
+    /// Do no rewrite at these sites.
+    pub without: Vec<Site>,
 }
 
 impl RunOptions {
@@ -315,6 +317,11 @@ impl RunOptions {
     /// Stop after this many rewrites.
     pub fn stop_after(mut self, rewrites: usize) -> RunOptions {
         self.stop_after = Some(rewrites);
+        self
+    }
+    /// Do no rewrite at this site.
+    pub fn without(mut self, site: Site) -> RunOptions {
+        self.without.push(site);
         self
     }
 }
@@ -407,7 +414,7 @@ impl Pipeline {
     /// # Errors
     /// [`PipelineError`]; after [`PipelineError::Broken`] the program is not to be used.
     pub fn run(&self, program: &mut Program, options: &RunOptions) -> Result<Report, PipelineError> {
-        let mut budget = options.stop_after.map_or(Budget::UNLIMITED, Budget::at_most);
+        let mut budget = Budget::new(options.stop_after, &options.without);
         if let Some(name) = options.function.as_deref().filter(|n| program.function(n).is_none()) {
             return Err(PipelineError::UnknownFunction {
                 name: name.into(),
@@ -473,9 +480,15 @@ fn run_within_rules(
     others: &[&Function],
     budget: &mut Budget,
 ) -> Vec<Outcome> {
-    let (before, unspent): (Vec<Function>, Budget) = (functions.iter().map(|f| (**f).clone()).collect(), *budget);
-    let outcomes = pass.run_all(functions, others, budget);
-    let broken: Vec<Vec<Breach>> = functions.iter().zip(&before).map(|(f, before)| new_breaches(f, before)).collect();
+    let before: Vec<Function> = functions.iter().map(|f| (**f).clone()).collect();
+    let unspent = budget.clone();
+    let outcomes = pass.run_all(functions, others, budget.for_pass(pass.name()));
+    let broken: Vec<Vec<Breach>> = functions
+        .iter()
+        .zip(&before)
+        .zip(&outcomes)
+        .map(|((f, before), outcome)| if outcome.fired.is_empty() { vec![] } else { new_breaches(f, before) })
+        .collect();
     if broken.iter().all(Vec::is_empty) {
         return outcomes;
     }

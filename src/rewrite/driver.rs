@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::analysis::layout::Layouts;
-use crate::ir::{Function, OpId};
+use crate::ir::{Function, Name, OpId};
 
 use super::{InterfaceChange, Patch};
 
@@ -79,32 +80,62 @@ pub trait Rule {
     fn rewrite(&self, cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch>;
 }
 
-/// How many more rewrites may be done; used to bisect.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Budget(Option<usize>);
+/// A rewrite that can be left out, by where it would be done.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+pub struct Site {
+    /// The function.
+    pub function: Name,
+    /// The pass.
+    pub pass: String,
+    /// The op, or the state, as [`Fired::op`] calls it.
+    pub op: String,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.function, self.pass, self.op)
+    }
+}
+
+/// Which rewrites may be done: how many more, and which not. Both are for finding one that is to blame.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Budget {
+    left: Option<usize>,
+    withheld: Arc<[Site]>,
+    pass: &'static str,
+}
 
 impl Budget {
-    /// No limit.
-    pub const UNLIMITED: Budget = Budget(None);
+    /// At most so many rewrites, if there is a limit, and none at `withheld` sites.
+    pub fn new(limit: Option<usize>, withheld: &[Site]) -> Budget {
+        Budget { left: limit, withheld: withheld.into(), pass: "" }
+    }
 
-    /// At most `n` rewrites.
-    pub fn at_most(n: usize) -> Budget {
-        Budget(Some(n))
+    /// The same for a pass of this name.
+    pub fn for_pass(&mut self, pass: &'static str) -> &mut Budget {
+        self.pass = pass;
+        self
     }
 
     /// How many rewrites are left; `None` without a limit.
     pub fn left(&self) -> Option<usize> {
-        self.0
+        self.left
     }
 
     /// Whether nothing is left.
     pub fn is_spent(&self) -> bool {
-        self.0 == Some(0)
+        self.left == Some(0)
+    }
+
+    /// Why the pass may not do a rewrite at this op or state of a function, called as in [`Fired::op`].
+    pub fn refusal(&self, f: &Function, op: &str) -> Option<NoMatch> {
+        let is_here = |s: &Site| s.function == *f.name() && s.pass == self.pass && s.op == op;
+        self.withheld.iter().any(is_here).then(|| NoMatch::because("left out: with it the result was not equal"))
     }
 
     /// Takes one rewrite out; `false` when none is left.
     pub fn take(&mut self) -> bool {
-        match &mut self.0 {
+        match &mut self.left {
             None => true,
             Some(0) => false,
             Some(n) => {
@@ -227,7 +258,12 @@ fn sweep(f: &mut Function, rules: &[&dyn Rule], budget: &mut Budget, outcome: &m
             return;
         }
         let op = ops[at + index];
+        at += index + 1;
         let name = f.describe(op);
+        if let Some(no) = budget.refusal(f, &name) {
+            outcome.decline(no.declined(name));
+            continue;
+        }
         let fired = Fired {
             op: name.clone(),
             form: patch.form.clone(),
@@ -242,7 +278,6 @@ fn sweep(f: &mut Function, rules: &[&dyn Rule], budget: &mut Budget, outcome: &m
             }
             Err(e) => outcome.declined.extend(NoMatch::because(e.to_string()).declined(name)),
         }
-        at += index + 1;
     }
 }
 

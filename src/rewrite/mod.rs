@@ -20,7 +20,7 @@ mod pattern;
 mod transaction;
 
 pub use dead::{erase_dead, is_erasable, loss};
-pub use driver::{Budget, Context, Declined, Fired, Keeps, NoMatch, Outcome, Rule, drive};
+pub use driver::{Budget, Context, Declined, Fired, Keeps, NoMatch, Outcome, Rule, Site, drive};
 pub use interface::{HostWrite, InterfaceChange, Position, Source, Term};
 pub use patch::{Input, NewOp, Patch, PatchError, Ref, is_returned, may_be_returned};
 pub use pattern::{Match, Pattern, PatternError};

@@ -24,7 +24,12 @@ pub fn fixture(name: &str) -> PathBuf {
 
 /// Every fixture, in name order.
 pub fn fixtures() -> Vec<PathBuf> {
-    let mut all: Vec<PathBuf> = fs::read_dir(models())
+    packages(&models())
+}
+
+/// Every package in a directory, in name order.
+pub fn packages(dir: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = fs::read_dir(dir)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|e| e == "mlpackage"))

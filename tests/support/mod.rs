@@ -7,6 +7,7 @@ pub mod matrix;
 pub mod npz;
 #[cfg(feature = "cli")]
 pub mod place;
+pub mod symbolic;
 pub mod wire;
 
 use std::path::Path;

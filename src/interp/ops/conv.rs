@@ -6,100 +6,7 @@ use super::super::num::Real;
 use super::super::product::product_with;
 use super::super::tensor::{Dims, Tensor, volume};
 use super::super::view::View;
-
-/// Sizes and parameters of a convolution, one entry per spatial axis.
-struct Geometry {
-    input: Dims,
-    kernel: Dims,
-    strides: Dims,
-    dilations: Dims,
-    before: Dims,
-    output: Dims,
-}
-
-/// Positive numbers, one per spatial axis; ones when absent.
-fn positives(call: &Call<'_>, name: &str, n: usize) -> Result<Dims, Fault> {
-    let given = call.optional_ints(name)?.unwrap_or_else(|| vec![1; n]);
-    let sizes: Option<Dims> =
-        given.iter().map(|&v| usize::try_from(v).ok().filter(|&v| v > 0 && v < 1 << 31)).collect();
-    sizes
-        .filter(|s| s.len() == n)
-        .ok_or_else(|| Fault::Value(format!("`{name}` is {given:?}, {n} positive numbers are needed")))
-}
-
-/// (before, after) of every spatial axis, as given in `pad` for the type `custom`.
-fn custom_pads(call: &Call<'_>, n: usize) -> Result<Vec<(usize, usize)>, Fault> {
-    let given = call.optional_ints("pad")?.unwrap_or_else(|| vec![0; 2 * n]);
-    let sizes: Option<Vec<usize>> = given.iter().map(|&v| usize::try_from(v).ok().filter(|&v| v < 1 << 31)).collect();
-    let sizes = sizes.filter(|s| s.len() == 2 * n);
-    let sizes = sizes.ok_or_else(|| Fault::Value(format!("`pad` is {given:?}, {n} pairs are needed")))?;
-    Ok(sizes.chunks_exact(2).map(|p| (p[0], p[1])).collect())
-}
-
-fn effective(kernel: usize, dilation: usize) -> Result<usize, Fault> {
-    let span = kernel.checked_sub(1).and_then(|k| k.checked_mul(dilation)).and_then(|s| s.checked_add(1));
-    span.ok_or_else(|| Fault::Shape("the kernel is empty or too large".into()))
-}
-
-/// The total padding split in two; an odd element goes after, for `same_lower` before.
-fn halves(total: usize, pad_type: &str) -> (usize, usize) {
-    let (less, more) = (total / 2, total - total / 2);
-    if pad_type == "same_lower" { (more, less) } else { (less, more) }
-}
-
-impl Geometry {
-    fn new(call: &Call<'_>, input: &[usize], kernel: &[usize]) -> Result<Geometry, Fault> {
-        let n = input.len();
-        let (strides, dilations) = (positives(call, "strides", n)?, positives(call, "dilations", n)?);
-        let pad_type = call.str_or("pad_type", "valid")?;
-        let custom = custom_pads(call, n)?;
-        let (mut before, mut output) = (Dims::new(), Dims::new());
-        for i in 0..n {
-            let span = effective(kernel[i], dilations[i])?;
-            let (pad_before, pad_after) = match pad_type.as_str() {
-                "valid" => (0, 0),
-                "custom" => custom[i],
-                "same" | "same_lower" => {
-                    let wanted = strides[i] * input[i].div_ceil(strides[i]);
-                    halves((wanted + span).saturating_sub(input[i] + strides[i]), &pad_type)
-                }
-                _ => return Err(Fault::Value(format!("there is no pad type {pad_type}"))),
-            };
-            let room = (input[i] + pad_before + pad_after).checked_sub(span);
-            let room =
-                room.ok_or_else(|| Fault::Shape(format!("a kernel of {span} does not fit an axis of {}", input[i])))?;
-            before.push(pad_before);
-            output.push(room / strides[i] + 1);
-        }
-        Ok(Geometry { input: input.into(), kernel: kernel.into(), strides, dilations, before, output })
-    }
-
-    /// For each output position and kernel position, in that order: the input position, or `None` in the padding.
-    fn sources(&self) -> Result<Vec<Option<usize>>, Fault> {
-        let (outputs, taps) = (volume(&self.output)?, volume(&self.kernel)?);
-        volume(&[outputs, taps])?;
-        let mut out = Vec::with_capacity(outputs * taps);
-        for o in 0..outputs {
-            for t in 0..taps {
-                out.push(self.source(o, t));
-            }
-        }
-        Ok(out)
-    }
-
-    fn source(&self, mut output: usize, mut tap: usize) -> Option<usize> {
-        let (mut at, mut step) = (0, 1);
-        for i in (0..self.input.len()).rev() {
-            let (o, t) = (output % self.output[i], tap % self.kernel[i]);
-            (output, tap) = (output / self.output[i], tap / self.kernel[i]);
-            let padded = o * self.strides[i] + t * self.dilations[i];
-            let place = padded.checked_sub(self.before[i]).filter(|&p| p < self.input[i])?;
-            at += place * step;
-            step *= self.input[i];
-        }
-        Some(at)
-    }
-}
+use super::window::{Windows, custom_pads, effective, halves, positives};
 
 /// x [n, C_in, …] and weight [C_out, C_in / groups, …], with the number of groups.
 fn operands(call: &Call<'_>, x: &Tensor, weight: &Tensor) -> Result<usize, Fault> {
@@ -124,10 +31,10 @@ fn bias<R: Real>(call: &Call<'_>, channels: usize) -> Result<Option<Vec<R>>, Fau
 pub(super) fn conv(call: &Call<'_>) -> Result<Tensor, Fault> {
     let (x, weight) = (call.tensor("x")?, call.tensor("weight")?);
     let groups = operands(call, &x, &weight)?;
-    let geometry = Geometry::new(call, &x.shape()[2..], &weight.shape()[2..])?;
+    let windows = Windows::new(call, &x.shape()[2..], &weight.shape()[2..])?;
     with_real!([x, weight], R => {
         let bias = bias::<R>(call, weight.shape()[0])?;
-        let (out, shape) = correlate(&x.reals::<R>()?, x.shape(), &weight.reals::<R>()?, weight.shape(), groups, &geometry)?;
+        let (out, shape) = correlate(&x.reals::<R>()?, x.shape(), &weight.reals::<R>()?, weight.shape(), groups, &windows)?;
         Ok(call.real_result::<R>(x.dtype(), &shape, biased(out, &shape, bias.as_deref())?))
     })
 }
@@ -149,20 +56,20 @@ fn correlate<R: Real>(
     weight: &[R],
     w_shape: &[usize],
     groups: usize,
-    geometry: &Geometry,
+    windows: &Windows,
 ) -> Result<(Vec<R>, Dims), Fault> {
     let (batch, c_in, c_out, c_group) = (x_shape[0], x_shape[1], w_shape[0], w_shape[1]);
     if c_group.checked_mul(groups) != Some(c_in) || c_out % groups != 0 {
         return Err(Fault::Shape(format!("x {x_shape:?} and weight {w_shape:?} do not form {groups} groups")));
     }
     let mut shape: Dims = [batch, c_out].as_slice().into();
-    shape.extend_from_slice(&geometry.output);
+    shape.extend_from_slice(&windows.output);
     let mut out = vec![R::ZERO; volume(&shape)?];
     if out.is_empty() {
         return Ok((out, shape));
     }
-    let (outputs, inputs, taps) = (volume(&geometry.output)?, volume(&geometry.input)?, volume(&geometry.kernel)?);
-    let sources = geometry.sources()?;
+    let (outputs, inputs, taps) = (volume(&windows.output)?, volume(&windows.input)?, volume(&windows.kernel)?);
+    let sources = windows.sources()?;
     let (k, per_group) = (c_group * taps, c_out / groups);
     let kernels = |i: usize| &weight[i % groups * per_group * k..][..per_group * k];
     product_with(&mut out, [per_group, k, outputs], kernels, |i, first, patches| {
@@ -188,12 +95,13 @@ pub(super) fn conv_transpose(call: &Call<'_>) -> Result<Tensor, Fault> {
     let pad_type = call.str_or("pad_type", "valid")?;
     let custom = custom_pads(call, n)?;
     let wanted = call.optional_ints("output_shape")?;
-    let mut geometry = Geometry {
+    let mut windows = Windows {
         input: Dims::new(),
         kernel: kernel.into(),
         strides: Dims::from_elem(1, n),
         dilations: dilations.clone(),
         before: Dims::new(),
+        after: Dims::from_elem(0, n),
         output: Dims::new(),
     };
     for i in 0..n {
@@ -214,18 +122,18 @@ pub(super) fn conv_transpose(call: &Call<'_>) -> Result<Tensor, Fault> {
         };
         // Cutting more than the kernel's reach would ask for a negative padding of the spaced input.
         let before = (span - 1).checked_sub(cut_before);
-        geometry
+        windows
             .before
             .push(before.ok_or_else(|| Fault::Value(format!("pad {cut_before} exceeds the kernel's reach")))?);
-        geometry.input.push(spaced);
-        geometry.output.push(given.unwrap_or(natural));
+        windows.input.push(spaced);
+        windows.output.push(given.unwrap_or(natural));
     }
     with_real!([x, weight], R => {
         let c_out = weight.shape()[1].checked_mul(groups).ok_or_else(|| Fault::TooLarge(weight.shape().to_vec()))?;
         let bias = bias::<R>(call, c_out)?;
-        let (spaced, x_shape) = spaced_out(&x.reals::<R>()?, x.shape(), &strides, &geometry.input)?;
+        let (spaced, x_shape) = spaced_out(&x.reals::<R>()?, x.shape(), &strides, &windows.input)?;
         let (flipped, w_shape) = flipped(&weight.reals::<R>()?, weight.shape(), groups)?;
-        let (out, shape) = correlate(&spaced, &x_shape, &flipped, &w_shape, groups, &geometry)?;
+        let (out, shape) = correlate(&spaced, &x_shape, &flipped, &w_shape, groups, &windows)?;
         Ok(call.real_result::<R>(x.dtype(), &shape, biased(out, &shape, bias.as_deref())?))
     })
 }

@@ -6,13 +6,19 @@ mod views;
 mod slice;
 mod gather;
 mod scatter;
+mod list;
 mod generate;
 mod sort;
 mod pad;
+mod rearrange;
+mod resize;
 mod reduce;
 mod norm;
 mod matmul;
+mod window;
 mod conv;
+mod pool;
+mod recurrent;
 mod compress;
 
 use super::call::Call;
@@ -55,6 +61,13 @@ pub(super) fn kernel(kind: &str) -> Option<Kernel> {
         "scatter_along_axis" => One(scatter::scatter_along_axis),
         "scatter_nd" => One(scatter::scatter_nd),
 
+        "make_list" => One(list::make_list),
+        "list_length" => One(list::list_length),
+        "list_write" => One(list::list_write),
+        "list_scatter" => One(list::list_scatter),
+        "list_read" => One(list::list_read),
+        "list_gather" => One(list::list_gather),
+
         "fill" => One(generate::fill),
         "fill_like" => One(generate::fill_like),
         "shape" => One(generate::shape),
@@ -75,12 +88,24 @@ pub(super) fn kernel(kind: &str) -> Option<Kernel> {
         "threshold" => One(activation::threshold),
         "gelu" => One(activation::gelu),
 
+        "pixel_shuffle" | "depth_to_space" => One(rearrange::to_space),
+        "pixel_unshuffle" | "space_to_depth" => One(rearrange::to_depth),
+        "space_to_batch" => One(rearrange::space_to_batch),
+        "batch_to_space" => One(rearrange::batch_to_space),
+        "crop" => One(rearrange::crop),
+        "upsample_nearest_neighbor" => One(resize::upsample_nearest_neighbor),
+        "upsample_bilinear" => One(resize::upsample_bilinear),
+        "resize_nearest_neighbor" => One(resize::resize_nearest_neighbor),
+        "resize_bilinear" => One(resize::resize_bilinear),
+        "resize" => One(resize::resize),
+
         "softmax" => One(reduce::softmax),
         "cumsum" => One(reduce::cumsum),
         "layer_norm" => One(norm::layer_norm),
         "batch_norm" => One(norm::batch_norm),
         "instance_norm" => One(norm::instance_norm),
         "l2_norm" => One(norm::l2_norm),
+        "local_response_norm" => One(norm::local_response_norm),
 
         "matmul" => One(matmul::matmul),
         "linear" => One(matmul::linear),
@@ -88,6 +113,10 @@ pub(super) fn kernel(kind: &str) -> Option<Kernel> {
         "scaled_dot_product_attention" => One(matmul::attention),
         "conv" => One(conv::conv),
         "conv_transpose" => One(conv::conv_transpose),
+        "max_pool" | "avg_pool" | "l2_pool" => One(pool::pool),
+        "lstm" => Many(recurrent::lstm),
+        "gru" => Many(recurrent::gru),
+        "rnn" => Many(recurrent::rnn),
 
         "quantize" => One(compress::quantize),
         "dequantize" => One(compress::dequantize),

@@ -113,6 +113,32 @@ pub(super) fn l2_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
     })
 }
 
+/// x / (k + alpha·mean)^beta, where the mean is that of x² over `size` channels around each, zeros outside. An even
+/// size reaches one further below, as in PyTorch.
+pub(super) fn local_response_norm(call: &Call<'_>) -> Result<Tensor, Fault> {
+    let x = call.tensor("x")?;
+    let (c, inner) = channels(&x)?;
+    let size = call.int("size")?;
+    let size = usize::try_from(size).ok().filter(|&n| n > 0 && n < 1 << 16);
+    let size = size.ok_or_else(|| Fault::Value("`size` is no number of channels".into()))?;
+    with_real!([x], R => {
+        let (alpha, beta): (R, R) = (call.real_or("alpha", 1e-4, x.dtype())?, call.real_or("beta", 0.75, x.dtype())?);
+        let k: R = call.real_or("k", 1.0, x.dtype())?;
+        let elements = x.reals::<R>()?;
+        let mut around = vec![R::ZERO; size];
+        let normalised = |i: usize| {
+            let channel = i / inner % c;
+            for (j, v) in around.iter_mut().enumerate() {
+                let other = (channel + j).checked_sub(size / 2).filter(|&o| o < c);
+                *v = other.map_or(R::ZERO, |o| elements[i - channel * inner + o * inner]);
+            }
+            let mean = lanes::sum(&around, |v| v.times(v)).over(R::from_f64(size as f64));
+            elements[i].over(k.plus(alpha.times(mean)).power(beta))
+        };
+        Ok(call.real_result::<R>(x.dtype(), x.shape(), (0..elements.len()).map(normalised).collect()))
+    })
+}
+
 /// Expected values are those of torch in double precision.
 #[cfg(test)]
 mod tests {
@@ -196,5 +222,14 @@ mod tests {
         let out = Op::new("l2_norm").with("x", ramp(&[2, 3, 4])).one();
         let want = [-0.3168621, 0.1267448, -0.1267448, 0.3168621, 0.06337242];
         assert_close(&f32s(&[5], &out.to_f64s()[..5]), &[5], &want, 1e-6);
+    }
+
+    #[test]
+    fn local_response_looks_at_channels_around() {
+        let op = Op::new("local_response_norm").with("x", ramp(&[1, 4, 2])).with("size", 2).with("alpha", 0.5);
+        let want = [-0.7752753, 0.3577709, -0.3026373, 0.7565933, 0.1775554, -0.4407971, 0.6528692, 0.0];
+        assert_close(&op.with("k", 1.5).one(), &[1, 4, 2], &want, 1e-6);
+        let out = Op::new("local_response_norm").with("x", ramp(&[1, 4, 1])).with("size", 3).one();
+        assert_close(&out, &[1, 4, 1], &[-1.249943, 0.4999742, -0.4999742, 1.249943], 1e-6);
     }
 }

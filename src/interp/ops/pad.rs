@@ -3,6 +3,7 @@
 use super::super::call::{Call, axis};
 use super::super::error::Fault;
 use super::super::tensor::{Tensor, volume, with_element};
+use crate::ir::DType;
 
 /// Where the elements of a padded axis of n come from; `None` is the constant.
 fn sources(mode: &str, n: usize, before: usize, after: usize) -> Result<Vec<Option<usize>>, Fault> {
@@ -31,30 +32,37 @@ fn sources(mode: &str, n: usize, before: usize, after: usize) -> Result<Vec<Opti
 
 /// Pads the last axes, one after the other; pairs (before, after) in the order of the axes.
 pub(super) fn pad(call: &Call<'_>) -> Result<Tensor, Fault> {
-    let mut x = call.tensor("x")?;
-    let amounts = call.ints("pad")?;
-    let padded = amounts.len() / 2;
-    let amounts: Option<Vec<usize>> = amounts.iter().map(|&n| usize::try_from(n).ok()).collect();
-    let amounts = amounts
-        .filter(|a| a.len() % 2 == 0 && padded <= x.rank())
-        .ok_or_else(|| Fault::Value(format!("pad does not hold pairs of sizes for rank {}", x.rank())))?;
-    let mode = call.str_or("mode", "constant")?;
+    let x = call.tensor("x")?;
+    let given = call.ints("pad")?;
+    let amounts: Option<Vec<usize>> = given.iter().map(|&n| usize::try_from(n).ok()).collect();
+    let pairs: Vec<(usize, usize)> = amounts
+        .filter(|a| a.len() % 2 == 0 && a.len() / 2 <= x.rank())
+        .map(|a| a.chunks_exact(2).map(|p| (p[0], p[1])).collect())
+        .ok_or_else(|| Fault::Value(format!("`pad` is {given:?}, pairs of sizes for rank {} are needed", x.rank())))?;
     let constant = match call.optional("constant_val")? {
         Some(t) if t.len() == 1 => t.cast_in(x.dtype(), call.mode()),
         Some(_) => None,
-        None => Tensor::ints(crate::ir::DType::I32, &[], &[0]).cast_in(x.dtype(), call.mode()),
+        None => Some(zero(call, &x)?),
     };
     let constant = constant.ok_or_else(|| Fault::Value("constant_val is no number".into()))?;
-    for (i, amount) in amounts.chunks_exact(2).enumerate() {
-        let at = x.rank() - padded + i;
-        let sources = sources(&mode, x.shape()[at], amount[0], amount[1])?;
-        x = remapped(&x, at, &sources, &constant)?;
-    }
-    Ok(x)
+    padded(&x, &pairs, &call.str_or("mode", "constant")?, &constant)
+}
+
+/// The last axes padded by pairs (before, after).
+pub(super) fn padded(x: &Tensor, pairs: &[(usize, usize)], mode: &str, constant: &Tensor) -> Result<Tensor, Fault> {
+    pairs.iter().zip(x.rank() - pairs.len()..).try_fold(x.clone(), |x, (&(before, after), at)| {
+        remapped(&x, at, &sources(mode, x.shape()[at], before, after)?, constant)
+    })
+}
+
+/// A zero that is stored as the elements of x are.
+pub(super) fn zero(call: &Call<'_>, x: &Tensor) -> Result<Tensor, Fault> {
+    let zero = Tensor::ints(DType::I32, &[], &[0]).cast_in(x.dtype(), call.mode());
+    zero.ok_or_else(|| Fault::dtype("x", x.dtype(), "a numeric type"))
 }
 
 /// The tensor with the positions along an axis taken from elsewhere on that axis, or from a constant.
-fn remapped(x: &Tensor, at: usize, sources: &[Option<usize>], constant: &Tensor) -> Result<Tensor, Fault> {
+pub(super) fn remapped(x: &Tensor, at: usize, sources: &[Option<usize>], constant: &Tensor) -> Result<Tensor, Fault> {
     let mut shape = x.dims();
     let n = std::mem::replace(&mut shape[at], sources.len());
     let len = volume(&shape)?;

@@ -100,9 +100,10 @@ pub(in crate::opset) fn while_loop(c: &Context<'_>) -> Inferred {
     start.iter().zip(next).map(result).collect()
 }
 
+/// coremltools itself writes conditions of shape [1] where it converts a GRU.
 fn bool_scalar(ty: &ValueType) -> Result<(), Stop> {
     match ty.as_tensor() {
-        Some(t) if t.dtype != crate::ir::DType::Bool || t.rank() != 0 => {
+        Some(t) if t.dtype != crate::ir::DType::Bool || t.rank() > 1 || t.volume().is_some_and(|n| n != 1) => {
             Err(Problem::sizes(format!("the condition returns {ty}, not a bool scalar")).into())
         }
         _ => Ok(()),

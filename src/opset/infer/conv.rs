@@ -1,55 +1,86 @@
-//! Convolutions over one to three spatial axes.
+//! Convolutions and pools over one to three spatial axes.
 
 use crate::ir::Dim;
 
 use super::context::{Tensor, one};
 use super::{Context, Dims, Inferred, Problem, Stop, dims};
 
-/// What both convolutions read besides `x`.
+/// How windows slide over the spatial axes of `x`.
 struct Window {
-    weight: Tensor,
     strides: Vec<i64>,
     dilations: Vec<i64>,
     /// (before, after) of each spatial axis.
     pads: Vec<(i64, i64)>,
     pad_type: String,
-    groups: i64,
+    ceil: bool,
 }
 
-fn window(c: &Context<'_>, x: &Tensor) -> Result<Window, Stop> {
-    x.rank_in("x", 3, 5)?;
-    let spatial = x.rank() - 2;
+impl Window {
+    fn read(c: &Context<'_>, x: &Tensor) -> Result<Window, Stop> {
+        x.rank_in("x", 3, 5)?;
+        let spatial = x.rank() - 2;
+        let pad_type = c.str("pad_type")?.to_owned();
+        if !matches!(pad_type.as_str(), "valid" | "same" | "same_lower" | "custom") {
+            return Err(Problem::value("pad_type", format!("`{pad_type}` is no pad type")).into());
+        }
+        let pads = match (c.has("pad"), pad_type.as_str()) {
+            (true, "custom") => {
+                c.expect_length("pad", 2 * spatial)?;
+                c.ints("pad").ok_or(Stop::Unknown)?.chunks_exact(2).map(|p| (p[0], p[1])).collect()
+            }
+            _ => vec![(0, 0); spatial],
+        };
+        let (strides, dilations) = (positive(c, "strides", spatial)?, positive(c, "dilations", spatial)?);
+        Ok(Window { strides, dilations, pads, pad_type, ceil: c.takes("ceil_mode") && c.bool("ceil_mode")? })
+    }
+
+    /// The number of windows of `kernel` elements along spatial axis `i` of extent `d`.
+    fn count(&self, i: usize, d: &Option<Dim>, kernel: Option<i64>) -> Result<Option<Dim>, Stop> {
+        match (self.pad_type.as_str(), kernel) {
+            ("same" | "same_lower", _) => Ok(ceil_div(d, self.strides[i])),
+            (_, Some(kernel)) => self.fitting(i, d, kernel),
+            (_, None) => Ok(None),
+        }
+    }
+
+    fn fitting(&self, i: usize, d: &Option<Dim>, kernel: i64) -> Result<Option<Dim>, Stop> {
+        let (stride, (before, after)) = (self.strides[i], self.pads.get(i).copied().unwrap_or_default());
+        let slack = before.checked_add(after).and_then(|p| p.checked_sub(kernel)).ok_or(Problem::Overflow)?;
+        let Some(n) = dims::number(d) else {
+            return Ok(if stride == 1 && slack == -1 { d.clone() } else { None });
+        };
+        let (n, stride, before) = (i128::from(n), i128::from(stride), i128::from(before));
+        let room = n + i128::from(slack);
+        if room < 0 {
+            return Err(Problem::sizes(format!("a window of {kernel} does not fit an axis of {n}")).into());
+        }
+        let count = (if self.ceil { room + stride - 1 } else { room }) / stride + 1;
+        let beyond = self.ceil && before > 0 && (count - 1) * stride >= n + before;
+        Ok(dims::known(u64::try_from(count - i128::from(beyond)).map_err(|_| Problem::Overflow)?))
+    }
+}
+
+/// One positive number per spatial axis; ones when the parameter is absent.
+fn positive(c: &Context<'_>, name: &'static str, spatial: usize) -> Result<Vec<i64>, Stop> {
+    if !c.has(name) {
+        return Ok(vec![1; spatial]);
+    }
+    c.expect_length(name, spatial)?;
+    let values = c.ints(name).ok_or(Stop::Unknown)?;
+    match values.iter().all(|n| *n > 0) && values.len() == spatial {
+        true => Ok(values),
+        false => Err(Problem::value(name, "needs one positive entry per spatial axis").into()),
+    }
+}
+
+/// The weight, of the rank of `x`, and the number of groups.
+fn weight(c: &Context<'_>, x: &Tensor) -> Result<(Tensor, i64), Stop> {
     let weight = c.tensor("weight")?;
     weight.rank_in("weight", x.rank(), x.rank())?;
-    let positive = |name: &'static str| -> Result<Vec<i64>, Stop> {
-        match c.has(name) {
-            false => Ok(vec![1; spatial]),
-            true => {
-                c.expect_length(name, spatial)?;
-                let values = c.ints(name).ok_or(Stop::Unknown)?;
-                match values.iter().all(|n| *n > 0) && values.len() == spatial {
-                    true => Ok(values),
-                    false => Err(Problem::value(name, "needs one positive entry per spatial axis").into()),
-                }
-            }
-        }
-    };
-    let pad_type = c.str("pad_type")?.to_owned();
-    if !matches!(pad_type.as_str(), "valid" | "same" | "same_lower" | "custom") {
-        return Err(Problem::value("pad_type", format!("`{pad_type}` is no pad type")).into());
+    match c.int("groups")? {
+        groups if groups > 0 => Ok((weight, groups)),
+        groups => Err(Problem::value("groups", format!("is {groups}")).into()),
     }
-    let pads = match (c.has("pad"), pad_type.as_str()) {
-        (true, "custom") => {
-            c.expect_length("pad", 2 * spatial)?;
-            c.ints("pad").ok_or(Stop::Unknown)?.chunks_exact(2).map(|p| (p[0], p[1])).collect()
-        }
-        _ => vec![(0, 0); spatial],
-    };
-    let groups = c.int("groups")?;
-    if groups <= 0 {
-        return Err(Problem::value("groups", format!("is {groups}")).into());
-    }
-    Ok(Window { weight, strides: positive("strides")?, dilations: positive("dilations")?, pads, pad_type, groups })
 }
 
 /// The axis `x` and `weight` share, in channels.
@@ -73,21 +104,38 @@ fn kernel(k: &Option<Dim>, dilation: i64) -> Result<Option<i64>, Stop> {
 /// Cross-correlation.
 pub(in crate::opset) fn conv(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
-    let w = window(c, &x)?;
-    channels(&x.dims[1], &w.weight.dims[1], w.groups)?;
-    let mut out = Dims::from_iter([x.dims[0].clone(), w.weight.dims[0].clone()]);
+    let windows = Window::read(c, &x)?;
+    let (weight, groups) = weight(c, &x)?;
+    channels(&x.dims[1], &weight.dims[1], groups)?;
+    let mut out = Dims::from_iter([x.dims[0].clone(), weight.dims[0].clone()]);
     for i in 0..x.rank() - 2 {
-        let d = &x.dims[i + 2];
-        let stride = w.strides[i];
-        out.push(match w.pad_type.as_str() {
-            "same" | "same_lower" => ceil_div(d, stride),
-            _ => match kernel(&w.weight.dims[i + 2], w.dilations[i])? {
-                Some(k) => valid(d, stride, k, w.pads.get(i).copied().unwrap_or_default())?,
-                None => None,
-            },
-        });
+        out.push(windows.count(i, &x.dims[i + 2], kernel(&weight.dims[i + 2], windows.dilations[i])?)?);
     }
     one(x.dtype, out)
+}
+
+/// One number for each window. `ceil_mode` takes at most two spatial axes and the same padding on both sides.
+pub(in crate::opset) fn pool(c: &Context<'_>) -> Inferred {
+    let x = c.tensor("x")?;
+    let windows = Window::read(c, &x)?;
+    let spatial = x.rank() - 2;
+    let uneven = windows.pads.iter().any(|(before, after)| before != after);
+    if windows.ceil && (spatial > 2 || windows.pad_type.starts_with("same") || uneven) {
+        let reason = "needs at most two spatial axes and even, explicit padding";
+        return Err(Problem::value("ceil_mode", reason).into());
+    }
+    let sizes = positive(c, "kernel_sizes", spatial)?;
+    let mut out = Dims::from_iter(x.dims[..2].iter().cloned());
+    for (i, &size) in sizes.iter().enumerate() {
+        out.push(windows.count(i, &x.dims[i + 2], Some(size))?);
+    }
+    one(x.dtype, out)
+}
+
+/// [`pool`] over at most two spatial axes.
+pub(in crate::opset) fn l2_pool(c: &Context<'_>) -> Inferred {
+    c.tensor("x")?.rank_in("x", 3, 4)?;
+    pool(c)
 }
 
 fn ceil_div(d: &Option<Dim>, stride: i64) -> Option<Dim> {
@@ -98,24 +146,12 @@ fn ceil_div(d: &Option<Dim>, stride: i64) -> Option<Dim> {
     }
 }
 
-fn valid(d: &Option<Dim>, stride: i64, kernel: i64, (before, after): (i64, i64)) -> Result<Option<Dim>, Stop> {
-    let slack = before.checked_add(after).and_then(|p| p.checked_sub(kernel)).ok_or(Problem::Overflow)?;
-    let Some(n) = dims::number(d) else {
-        return Ok(if stride == 1 && slack == -1 { d.clone() } else { None });
-    };
-    let room = i128::from(n) + i128::from(slack);
-    if room < 0 {
-        return Err(Problem::sizes(format!("a window of {kernel} does not fit an axis of {n}")).into());
-    }
-    let count = room / i128::from(stride) + 1;
-    Ok(dims::known(u64::try_from(count).map_err(|_| Problem::Overflow)?))
-}
-
 /// The gradient of a convolution.
 pub(in crate::opset) fn conv_transpose(c: &Context<'_>) -> Inferred {
     let x = c.tensor("x")?;
-    let w = window(c, &x)?;
-    channels(&x.dims[1], &w.weight.dims[0], 1)?;
+    let w = Window::read(c, &x)?;
+    let (weight, groups) = weight(c, &x)?;
+    channels(&x.dims[1], &weight.dims[0], 1)?;
     if c.has("output_shape") {
         c.expect_length("output_shape", x.rank())?;
         let sizes = c.ints("output_shape").ok_or(Stop::Unknown)?;
@@ -123,10 +159,10 @@ pub(in crate::opset) fn conv_transpose(c: &Context<'_>) -> Inferred {
         let out = sizes.iter().map(known).collect::<Option<Dims>>();
         return one(x.dtype, out.ok_or_else(|| Problem::value("output_shape", "has a negative entry"))?);
     }
-    let groups = u64::try_from(w.groups).map_err(|_| Problem::Overflow)?;
-    let mut out = Dims::from_iter([x.dims[0].clone(), dims::product([&w.weight.dims[1], &dims::known(groups)])?]);
+    let groups = u64::try_from(groups).map_err(|_| Problem::Overflow)?;
+    let mut out = Dims::from_iter([x.dims[0].clone(), dims::product([&weight.dims[1], &dims::known(groups)])?]);
     for i in 0..x.rank() - 2 {
-        let kernel = kernel(&w.weight.dims[i + 2], w.dilations[i])?;
+        let kernel = kernel(&weight.dims[i + 2], w.dilations[i])?;
         let (before, after) = w.pads.get(i).copied().unwrap_or_default();
         out.push(match (dims::number(&x.dims[i + 2]), kernel, w.pad_type.as_str()) {
             (Some(n), _, "same" | "same_lower") => upsampled(n, w.strides[i], w.strides[i], (0, 0))?,

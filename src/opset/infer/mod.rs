@@ -13,10 +13,13 @@ pub(super) mod conv;
 pub(super) mod elementwise;
 pub(super) mod gather;
 pub(super) mod linear;
+pub(super) mod list;
 pub(super) mod movement;
+pub(super) mod recurrent;
 pub(super) mod reduce;
 pub(super) mod reshape;
 pub(super) mod slice;
+pub(super) mod space;
 
 mod check;
 mod context;

@@ -183,6 +183,34 @@ fn wrong_ops_are_refused_with_the_parameter() {
         ),
         ("CoreML8 add x=fp16[2] y=fp16[3] -> fp16[2]", "shapes [2] and [3] do not broadcast"),
         (
+            "CoreML8 max_pool x=fp16[1,1,5] kernel_sizes=int32[1]:2 pad_type=string[]:same ceil_mode=bool[]:1 -> fp16[1,1,5]",
+            "parameter `ceil_mode`: needs at most two spatial axes and even, explicit padding",
+        ),
+        (
+            "CoreML8 l2_pool x=fp16[1,1,2,2,2] kernel_sizes=int32[3]:1,1,1 pad_type=string[]:valid -> fp16[1,1,2,2,2]",
+            "parameter `x` has rank 5, 3 to 4 are needed",
+        ),
+        (
+            "CoreML8 avg_pool x=fp16[1,1,2] kernel_sizes=int32[1]:3 pad_type=string[]:valid -> fp16[1,1,1]",
+            "a window of 3 does not fit an axis of 2",
+        ),
+        (
+            "CoreML8 pixel_shuffle x=fp16[1,6,2,2] upscale_factor=int32[]:2 -> fp16[1,1,4,4]",
+            "parameter `upscale_factor`: an axis of 6 is no multiple of 4",
+        ),
+        (
+            "CoreML8 crop x=fp16[1,2,2] crop_height=int32[2]:1,2 crop_width=int32[2]:0,0 -> fp16[1,0,2]",
+            "size 2 cannot grow by -3",
+        ),
+        (
+            "CoreML8 resize x=fp16[2,2] shape=int32[1]:3 resized_dims=uint32[]:2 -> fp16[2,3]",
+            "parameter `resized_dims`: does not go with 1 sizes and rank 2",
+        ),
+        (
+            "CoreML8 rnn x=fp16[1,2,3] initial_h=fp16[2,5] weight_ih=fp16[5,3]:... weight_hh=fp16[5,5]:... direction=string[]:bidirectional -> fp16[1,2,5] fp16[2,5]",
+            "parameter `direction`: `bidirectional` is no direction",
+        ),
+        (
             "CoreML8 softmax x=fp16[2,3] axis=int32[]:2 -> fp16[2,3]",
             "parameter `axis`: axis 2 does not exist at rank 2",
         ),
@@ -281,9 +309,9 @@ fn worked_examples_of_slices_and_reshapes() {
         ("CoreML8 range_1d start=int32[]:1 end=int32[]:8 step=int32[]:3 -> int32[3]", "tensor<int32, [3]>"),
         ("CoreML8 reduce_sum x=fp16[2,3] axes=int32[0]: -> fp16[2,3]", "tensor<fp16, [2, 3]>"),
         ("CoreML8 matmul x=fp16[3] y=fp16[2,3,4] -> fp16[2,4]", "tensor<fp16, [2, 4]>"),
-        ("CoreML8 lstm x=fp16[3] -> fp16[3]", "opaque"),
+        ("CoreML8 non_maximum_suppression x=fp16[3] -> fp16[3]", "opaque"),
     ] {
-        let have = match line.contains("lstm") {
+        let have = match line.contains("non_maximum_suppression") {
             true => parse(line),
             false => {
                 assert_eq!(inferred(line), want, "{line}");

@@ -414,7 +414,7 @@ impl Region {
     /// Moves the region, or says why not; `false` when the budget is spent.
     fn settle(&self, f: &mut Function, seed: OpId, verb: &str, budget: &mut Budget, outcome: &mut Outcome) -> bool {
         let op = f.describe(seed);
-        if let Some(no) = self.refusal(f) {
+        if let Some(no) = self.refusal(f).or_else(|| budget.refusal(f, &op)) {
             outcome.decline(no.declined(op));
             return true;
         }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::analysis::state::{Chain, Look, Region, Span, States, Update};
 use crate::analysis::values::Poly;
 use crate::ir::{Dim, Function, OpId, Use, ValueId};
-use crate::rewrite::{Keeps, NoMatch};
+use crate::rewrite::{Budget, Keeps, NoMatch};
 
 use super::habits;
 use super::stale::{Place, hides_twice, place};
@@ -105,8 +105,10 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Plans a function, at most `limit` components of it. Attention that cannot be deferred is left out, with the reason.
-    pub(super) fn of(f: &Function, limit: usize) -> Plan {
+    /// Plans a function, as many components of it as the budget admits. Attention that cannot be deferred is left out, with
+    /// the reason.
+    pub(super) fn of(f: &Function, budget: &Budget) -> Plan {
+        let limit = budget.left().unwrap_or(usize::MAX);
         let states = States::of(f);
         let mut refused = BTreeMap::new();
         let mut postponed = BTreeSet::new();
@@ -116,6 +118,11 @@ impl Plan {
             plan.find_roots(f, &states, &postponed, &mut refused);
             match plan.follow(f).and_then(|()| plan.find_places(f)) {
                 Ok(()) => {
+                    let withheld = plan.withheld(f, budget);
+                    if !withheld.is_empty() {
+                        refused.extend(withheld);
+                        continue;
+                    }
                     let beyond: Vec<usize> = plan.components().into_iter().skip(limit).flatten().collect();
                     if beyond.is_empty() {
                         plan.refused = refused;
@@ -132,6 +139,14 @@ impl Plan {
                 }
             }
         }
+    }
+
+    /// Roots that the budget does not admit, by the value they start from.
+    fn withheld(&self, f: &Function, budget: &Budget) -> Vec<(ValueId, NoMatch)> {
+        let no = |roots: &Vec<usize>| budget.refusal(f, &f.describe(self.sum_of(f, roots[0])?));
+        let components = self.components();
+        let withheld = components.iter().filter_map(|roots| Some((roots, no(roots)?)));
+        withheld.flat_map(|(roots, no)| roots.iter().map(move |&r| (self.roots[r].look.value, no.clone()))).collect()
     }
 
     fn find_roots(
