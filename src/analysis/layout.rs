@@ -21,6 +21,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 
+use serde::{Serialize, Serializer};
 use smallvec::{SmallVec, smallvec};
 
 use crate::ir::{DType, Def, Dim, Function, LiteralData, OpId, Operand, ValueId};
@@ -89,6 +90,16 @@ impl Stride {
 impl fmt::Display for Stride {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", if self.negative { "-" } else { "" }, self.size)
+    }
+}
+
+impl Serialize for Stride {
+    /// A number, or text where it is not known.
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self.as_known() {
+            Some(n) => s.serialize_i64(n),
+            None => s.collect_str(self),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::{Serialize, Serializer};
 use smallvec::{SmallVec, smallvec};
 
 macro_rules! dtypes {
@@ -231,6 +232,16 @@ impl fmt::Display for Dim {
             write!(f, "{s}")?;
         }
         Ok(())
+    }
+}
+
+impl Serialize for Dim {
+    /// A number, or text where it is not known.
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self.as_known() {
+            Some(n) => s.serialize_u64(n),
+            None => s.collect_str(self),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::analysis::layout::Layouts;
 use crate::ir::{Function, Name, OpId};
 
-use super::{InterfaceChange, Patch};
+use super::{Certificate, InterfaceChange, Patch};
 
 /// What a rule may look at.
 pub struct Context<'f> {
@@ -159,12 +159,21 @@ pub struct Fired {
     pub bytes_added: u64,
     /// What is known to go wrong with this form on some devices.
     pub hazards: Vec<&'static str>,
+    /// How the operands of a fold lie in what is read in their place.
+    pub certificates: Vec<Certificate>,
 }
 
 impl Fired {
     /// A rewrite that moves no bytes.
     pub fn plain(op: impl Into<String>, form: impl Into<String>) -> Fired {
-        Fired { op: op.into(), form: form.into(), bytes_saved: 0, bytes_added: 0, hazards: vec![] }
+        Fired {
+            op: op.into(),
+            form: form.into(),
+            bytes_saved: 0,
+            bytes_added: 0,
+            hazards: vec![],
+            certificates: vec![],
+        }
     }
 }
 
@@ -270,6 +279,7 @@ fn sweep(f: &mut Function, rules: &[&dyn Rule], budget: &mut Budget, outcome: &m
             bytes_saved: patch.bytes_saved,
             bytes_added: patch.bytes_added,
             hazards: patch.hazards.clone(),
+            certificates: patch.certificates.clone(),
         };
         match patch.apply(f) {
             Ok(()) => {

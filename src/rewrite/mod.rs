@@ -12,6 +12,7 @@
 //! When a value is replaced by a new one, the *name* moves to the new producer: readers and function outputs keep the
 //! text they had.
 
+mod certificate;
 mod dead;
 mod driver;
 mod interface;
@@ -19,6 +20,7 @@ mod patch;
 mod pattern;
 mod transaction;
 
+pub use certificate::{Certificate, Factor};
 pub use dead::{erase_dead, is_erasable, loss};
 pub use driver::{Budget, Context, Declined, Fired, Keeps, NoMatch, Outcome, Rule, Site, drive};
 pub use interface::{HostWrite, InterfaceChange, Position, Source, Term};

@@ -7,6 +7,7 @@ use crate::ir::{
 use crate::analysis::liveness::is_written;
 use crate::analysis::spelling::{Step, share_among, unknowns};
 
+use super::certificate::Certificate;
 use super::dead::{erase_dead, loss};
 
 /// What a new op reads.
@@ -111,6 +112,8 @@ pub struct Patch {
     pub bytes_added: u64,
     /// What is known to go wrong with this form on some devices, for the report.
     pub hazards: Vec<&'static str>,
+    /// How operands lie in what is read in their place, for the report.
+    pub certificates: Vec<Certificate>,
 }
 
 impl Patch {
@@ -124,6 +127,7 @@ impl Patch {
             bytes_saved: 0,
             bytes_added: 0,
             hazards: vec![],
+            certificates: vec![],
         }
     }
 

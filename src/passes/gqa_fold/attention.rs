@@ -61,7 +61,7 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
         let (at, moved) = shared.operand(f, &mut patch, v, &shared.shape)?;
         inputs.push((param, at.into()));
         patch.bytes_added += moved;
-        patch.bytes_saved += shared.bytes_saved(f, op, v)?;
+        shared.account(f, &mut patch, op, (param, v))?;
     }
     if let Some(mask) = &attention.mask {
         inputs.push((

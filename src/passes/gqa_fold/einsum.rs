@@ -49,7 +49,7 @@ pub(super) fn fold(cx: &Context<'_>, op: OpId) -> Result<Patch, NoMatch> {
         .ok_or_else(|| NoMatch::because("the rows and the keys both have a size that is not known"))?;
     patch.replace(result, at);
 
-    patch.bytes_saved = once.bytes_saved(f, op, repeats)?;
+    once.account(f, &mut patch, op, ("values", repeats))?;
     patch.bytes_added = moved;
     for (v, spelled) in [(other, &rows), (result, &back)] {
         if !is_view(&spelled.steps) {

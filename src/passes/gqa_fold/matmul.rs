@@ -78,6 +78,11 @@ impl<'c, 'f> Fold<'c, 'f> {
         Ok(Fold { cx, op, result, right, repeated, repeated_transposed, other, other_transposed, shared, axis })
     }
 
+    /// The operand on one side, with its parameter.
+    fn operand(&self, right: bool) -> (&'static str, ValueId) {
+        (if right { "y" } else { "x" }, if right == self.right { self.repeated } else { self.other })
+    }
+
     fn shape(&self, v: ValueId) -> &'f [Dim] {
         self.cx.f.tensor(v).map_or(&[], |t| &t.shape)
     }
@@ -146,9 +151,9 @@ impl<'c, 'f> Fold<'c, 'f> {
             at = self.copied(&mut patch, at, &out)?;
         }
         patch.replace(self.result, at);
-        patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
+        self.shared.account(f, &mut patch, self.op, self.operand(self.right))?;
         if let Some(shared) = alike.filter(|_| self.other != self.repeated) {
-            patch.bytes_saved += shared.bytes_saved(f, self.op, self.other)?;
+            shared.account(f, &mut patch, self.op, self.operand(!self.right))?;
         }
         if self.is_known() {
             gains(&patch)?;
@@ -237,7 +242,7 @@ impl<'c, 'f> Fold<'c, 'f> {
         }
         patch.bytes_added += moved;
         patch.form = "rows".into();
-        patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
+        self.shared.account(f, &mut patch, self.op, self.operand(self.right))?;
         Ok(patch)
     }
 
@@ -270,7 +275,7 @@ impl<'c, 'f> Fold<'c, 'f> {
         patch.bytes_added = moved;
         patch.form = "batch axes".into();
         patch.hazards = hazards::batch_axes(split[0].as_known());
-        patch.bytes_saved = self.shared.bytes_saved(f, self.op, self.repeated)?;
+        self.shared.account(f, &mut patch, self.op, self.operand(self.right))?;
         Ok(patch)
     }
 

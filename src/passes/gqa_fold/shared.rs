@@ -6,7 +6,7 @@ use crate::analysis::spelling::{self, Order, Repeat, Step};
 use crate::analysis::traffic::{is_view, op_bytes, value_bytes};
 use crate::ir::{Dim, Function, Id, Literal, OpId, TensorType, ValueId};
 use crate::opset::views;
-use crate::rewrite::{Context, Input, NoMatch, Patch, Ref, loss};
+use crate::rewrite::{Certificate, Context, Input, NoMatch, Patch, Ref, loss};
 
 use crate::passes::view_simplify::op_cost;
 
@@ -128,6 +128,8 @@ impl Heads {
 /// The value that exists once per KV head, and how its reader sees it.
 pub(super) struct Shared {
     pub(super) source: ValueId,
+    /// The layout of the operand as it is, repeats and all.
+    copies: Layout,
     /// Its layout as the operand without repeats, in the operand's axes or with the matrices' axes exchanged.
     once: Layout,
     /// The shape of the operand without repeats, matrices as the operand stores them.
@@ -159,8 +161,22 @@ impl Shared {
         Ok((patch.steps(f, self.source, &name, &steps).ok_or(NoMatch::UNRELATED)?, moved))
     }
 
+    /// Puts into the patch's report what is saved when `reader` takes the shared side instead of the copies that it reads as
+    /// `operand`, and how those lie in it.
+    pub(super) fn account(
+        &self,
+        f: &Function,
+        patch: &mut Patch,
+        reader: OpId,
+        (operand, repeated): (&str, ValueId),
+    ) -> Result<(), NoMatch> {
+        patch.bytes_saved += self.bytes_saved(f, reader, repeated)?;
+        patch.certificates.push(Certificate::new(f, operand, repeated, &self.copies));
+        Ok(())
+    }
+
     /// Bytes per run that are neither written nor read when `reader` takes the shared side instead of the copies.
-    pub(super) fn bytes_saved(&self, f: &Function, reader: OpId, repeated: ValueId) -> Result<u64, NoMatch> {
+    fn bytes_saved(&self, f: &Function, reader: OpId, repeated: ValueId) -> Result<u64, NoMatch> {
         let dying = dying(f, reader, repeated, self.source)?;
         let read = value_bytes(f, repeated);
         let times = Dim::product(&tensor(f, repeated)?.shape).zip(Dim::product(&self.shape));
@@ -266,8 +282,8 @@ pub(super) fn shared(
     let mut best: Option<(i64, Shared)> = None;
     let mut refusal = NoMatch::because("the repeated operand is no view of a value that holds each head once")
         .remedy("what stands between the repeat and the product treats the heads of a group alike");
-    for layout in cx.layouts.of(v).iter().skip(1).filter(|l| l.repeats()) {
-        let (mut layout, mut small) = (layout.clone(), shape.clone());
+    for copies in cx.layouts.of(v).iter().skip(1).filter(|l| l.repeats()) {
+        let (mut layout, mut small) = (copies.clone(), shape.clone());
         for i in (0..axis).filter(|&i| other.is_some_and(|o| o.get(i) == shape.get(i))) {
             if spelling::repeats_only(&layout.axes[i]) {
                 layout.axes[i].clear();
@@ -305,7 +321,8 @@ pub(super) fn shared(
             if best.as_ref().is_none_or(|(c, _)| cost < *c) {
                 let (kv_heads, group) = (kv_heads.clone(), repeat.group.clone());
                 let heads = Heads { kv_heads, group, order: repeat.order };
-                best = Some((cost, Shared { source: layout.source, once, shape: small.clone(), flipped, heads }));
+                let (source, copies, shape) = (layout.source, copies.clone(), small.clone());
+                best = Some((cost, Shared { source, copies, once, shape, flipped, heads }));
             }
         }
     }
