@@ -62,7 +62,8 @@ fn fold_fn<R: Real>(kind: &str) -> Option<Fold<R>> {
 /// Expected values are those of torch in double precision.
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::{Op, assert_close, f32s, ramp};
+    use super::super::super::tensor::same_bits;
+    use super::super::super::testing::{Op, assert_close, f32s, noise, ramp};
     use super::*;
 
     fn pool(kind: &'static str, x: Tensor, pad_type: &str) -> Op {
@@ -153,5 +154,13 @@ mod tests {
         assert!(pool("avg_pool", ramp(&[1, 2]), "valid").with("kernel_sizes", [2]).fault().contains("spatial axes"));
         let wide = pool("avg_pool", ramp(&[1, 1, 2]), "valid").with("kernel_sizes", [3]);
         assert!(wide.fault().contains("does not fit"));
+    }
+
+    #[test]
+    fn an_average_over_everything_is_a_mean_to_the_bit() {
+        let x = noise(&[1, 3, 7, 11], 4);
+        let average = pool("avg_pool", x.clone(), "valid").with("kernel_sizes", [7, 11]).one();
+        let mean = Op::new("reduce_mean").with("x", x).with("axes", [2, 3]).with("keep_dims", true).one();
+        assert!(same_bits(&average, &mean));
     }
 }

@@ -221,7 +221,8 @@ fn recurrent<R: Real>(
 /// Expected values are those of torch in double precision where it has the layer, else of numpy.
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::{Op, assert_close, f32s, ramp};
+    use super::super::super::tensor::same_bits;
+    use super::super::super::testing::{Op, assert_close, f32s, noise, ramp};
     use super::*;
 
     /// The numbers of [`ramp`] times a factor.
@@ -294,5 +295,16 @@ mod tests {
         assert_close(&rnn("reverse").all()[0], &[1, 1, 2], &[0.0, 0.0], 0.0);
         let both = rnn("bidirectional").try_all().unwrap_err();
         assert!(both.fault().unwrap().to_string().contains("no direction bidirectional"));
+    }
+
+    #[test]
+    fn a_step_without_a_past_is_a_linear_layer_to_the_bit() {
+        let (x, weight, bias) = (noise(&[1, 2, 70], 1), noise(&[3, 70], 2), noise(&[3], 3));
+        let op = Op::new("rnn").results(2).with("x", x.clone()).with("initial_h", scaled(&[2, 3], 0.0));
+        let op =
+            op.with("weight_ih", weight.clone()).with("weight_hh", scaled(&[3, 3], 0.0)).with("bias", bias.clone());
+        let out = op.with("activation", "linear").all().remove(0);
+        let linear = Op::new("linear").with("x", x).with("weight", weight).with("bias", bias).one();
+        assert!(same_bits(&out, &linear));
     }
 }
