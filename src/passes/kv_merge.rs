@@ -336,17 +336,13 @@ impl Merge {
             let sizes = self.updates.iter().map(|u| f.tensor(u.value)?.shape[axis].as_known());
             shape[axis] = Dim::known(sizes.sum::<Option<u64>>()?);
         }
-        let values = Input::Many(self.updates.iter().map(|u| Input::One(u.value.into())).collect());
-        let to = TensorType::new(ty.dtype, shape);
+        let values: Vec<Input> = self.updates.iter().map(|u| Input::One(u.value.into())).collect();
+        let (name, to) = (format!("{name}_rows"), TensorType::new(ty.dtype, shape));
+        if !stacks {
+            return Some(patch.concat(name, values, axis, to));
+        }
         let axis = Input::Const(Literal::int(axis as i64));
-        Some(match stacks {
-            true => patch.op("stack", format!("{name}_rows"), [("values", values), ("axis", axis)], to),
-            false => {
-                let interleave = Input::Const(Literal::bool(false));
-                let inputs = [("values", values), ("axis", axis), ("interleave", interleave)];
-                patch.op("concat", format!("{name}_rows"), inputs, to)
-            }
-        })
+        Some(patch.op("stack", name, [("values", Input::Many(values)), ("axis", axis)], to))
     }
 
     /// The `end` of the last box, whose entry on the axis may mean nothing there because the axis is squeezed.

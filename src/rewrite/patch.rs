@@ -142,6 +142,27 @@ impl Patch {
         Ref::New(self.op_many(kind, name, inputs, [ty]), 0)
     }
 
+    /// Adds a `concat` of these along an axis.
+    pub fn concat(&mut self, name: impl Into<String>, parts: Vec<Input>, axis: usize, ty: TensorType) -> Ref {
+        let inputs = [
+            ("values", Input::Many(parts)),
+            ("axis", Input::Const(Literal::int(axis as i64))),
+            ("interleave", Input::Const(Literal::bool(false))),
+        ];
+        self.op("concat", name, inputs, ty)
+    }
+
+    /// Adds a vector of 32-bit integers that has `part`, a vector of one, at one place and zeros elsewhere.
+    pub fn placed(&mut self, name: impl Into<String>, part: Ref, at: usize, rank: usize) -> Ref {
+        if rank == 1 {
+            return part;
+        }
+        let zeros = |n: usize| (n > 0).then(|| Input::Const(Literal::ints(&vec![0; n])));
+        let parts = [zeros(at), Some(Input::One(part)), zeros(rank.saturating_sub(at + 1))];
+        let ty = TensorType::fixed(DType::I32, &[rank as u64]);
+        self.concat(name, parts.into_iter().flatten().collect(), 0, ty)
+    }
+
     /// Adds an op with a result for each type, called `name` and its number, and returns its number in the patch.
     pub fn op_many<N: Into<Name>, I: Into<Input>>(
         &mut self,
@@ -206,12 +227,7 @@ impl Patch {
                 None => self.computed_size(&own, ty, name, &run[0])?.into(),
             });
         }
-        let inputs = [
-            ("values", Input::Many(parts)),
-            ("axis", Input::Const(Literal::int(0))),
-            ("interleave", Input::Const(Literal::bool(false))),
-        ];
-        Some(self.op("concat", format!("{name}_shape"), inputs, vector(shape.len() as u64)))
+        Some(self.concat(format!("{name}_shape"), parts, 0, vector(shape.len() as u64)))
     }
 
     /// One size as a vector, from the axis of `ty` that it is a multiple or a part of; `own` is the shape at run time.

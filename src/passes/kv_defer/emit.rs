@@ -280,8 +280,8 @@ impl Emit<'_, '_> {
         let name = format!("{}_new", self.name(result));
         let mut patch = Patch::before(op);
         let kind = self.t.op(op).kind().clone();
-        let at = match (&*kind, replaced.get(&0)) {
-            ("reshape", _) => {
+        let at = match &*kind {
+            "reshape" => {
                 let x = self.t.op(op).value("x").ok_or_else(|| missing("an operand"))?;
                 let x = self.twin(x, op)?;
                 patch.reshape(self.t, x, &name, &ty.shape)
@@ -339,7 +339,7 @@ impl Emit<'_, '_> {
         let kind = self.t.op(op).kind().clone();
         let inputs = self.inputs(op, |_, o| (o.as_value() == Some(keys)).then(|| twin.into()));
         let fresh = patch.op(&kind, format!("{name}_new"), inputs, ty);
-        let all = join(&mut patch, &format!("{name}_all"), [result.into(), fresh], axis, joined);
+        let all = patch.concat(format!("{name}_all"), vec![Input::One(result.into()), Input::One(fresh)], axis, joined);
         self.replace_behind(op, result, &patch, &all)?;
         Ok(())
     }
@@ -537,14 +537,4 @@ impl Emit<'_, '_> {
         let parts = self.t.insert_many(&patch, &[Ref::New(op, 0), Ref::New(op, 1)])?;
         <[ValueId; 2]>::try_from(parts).map_err(|_| missing("the parts of a split"))
     }
-}
-
-/// Adds a `concat` of two.
-pub(super) fn join(patch: &mut Patch, name: &str, parts: [Ref; 2], axis: usize, ty: TensorType) -> Ref {
-    let inputs = [
-        ("values", Input::Many(parts.into_iter().map(Input::One).collect())),
-        ("axis", Input::Const(Literal::int(axis as i64))),
-        ("interleave", Input::Const(Literal::bool(false))),
-    ];
-    patch.op("concat", name, inputs, ty)
 }

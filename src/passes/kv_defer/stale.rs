@@ -219,17 +219,10 @@ impl Emit<'_, '_> {
             all[at] = entry;
             return Ok(ints(&all));
         }
-        if rank == 1 {
-            return Ok(part);
-        }
-        let zeros = |n: usize| (n > 0).then(|| ints(&vec![0; n]));
-        let parts: Vec<Input> = [zeros(at), Some(part), zeros(rank - 1 - at)].into_iter().flatten().collect();
-        let inputs = [
-            ("values", Input::Many(parts)),
-            ("axis", Input::Const(Literal::int(0))),
-            ("interleave", Input::Const(Literal::bool(false))),
-        ];
-        Ok(one_op!(self, before, "concat", "window_begin", inputs, vector(rank as u64))?.into())
+        let Input::One(part) = part else { return Err(missing("a position")) };
+        let mut patch = Patch::before(before);
+        let placed = patch.placed("window_begin", part, at, rank);
+        Ok(self.t.insert(&patch, &placed)?.into())
     }
 
     /// The vector with the index behind the window at one place.
@@ -345,12 +338,7 @@ impl Emit<'_, '_> {
         let mut all = ty;
         all.shape[axis] = self.total(window, 0);
         let mut patch = Patch::before(before);
-        let inputs = [
-            ("values", Input::Many(vec![old, fresh])),
-            ("axis", Input::Const(Literal::int(axis as i64))),
-            ("interleave", Input::Const(Literal::bool(false))),
-        ];
-        let at = patch.op("concat", format!("{name}_all"), inputs, all);
+        let at = patch.concat(format!("{name}_all"), vec![old, fresh], axis, all);
         let made = self.t.insert(&patch, &at)?;
         if let Some(key) = key {
             self.masks.extended.insert(key, made);

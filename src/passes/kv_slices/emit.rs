@@ -196,21 +196,10 @@ fn run_time_bounds(
     let count = i64::try_from(count).map_err(|_| stale("the number of rows"))?;
     let begin = plus(&mut patch, p, start.plus, "row");
     let end = plus(&mut patch, begin.clone(), count, "end");
-    let vector = |patch: &mut Patch, p: Ref, what: &str| {
-        let zeros = |n: usize| (n > 0).then(|| Input::Const(Literal::ints(&vec![0; n])));
-        let parts: Vec<Input> =
-            zeros(axis).into_iter().chain([Input::One(p.clone())]).chain(zeros(rank - axis - 1)).collect();
-        if parts.len() == 1 {
-            return p;
-        }
-        let inputs = [
-            ("values", Input::Many(parts)),
-            ("axis", Input::Const(Literal::int(0))),
-            ("interleave", Input::Const(Literal::bool(false))),
-        ];
-        patch.op("concat", format!("{name}_{what}"), inputs, TensorType::fixed(DType::I32, &[rank as u64]))
-    };
-    let refs = [vector(&mut patch, begin, "begin"), vector(&mut patch, end, "until")];
+    let refs = [
+        patch.placed(format!("{name}_begin"), begin, axis, rank),
+        patch.placed(format!("{name}_until"), end, axis, rank),
+    ];
     match t.insert_many(&patch, &refs)?[..] {
         [begin, end] => Ok((begin, end)),
         _ => Err(stale("the bounds")),
