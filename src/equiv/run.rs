@@ -243,7 +243,7 @@ impl<'f> Trial<'f> {
     /// Runs the second function, and does what its caller has to do.
     fn step_of_second(&self, step: usize, inputs: &Values, held: &mut Held) -> Result<Values, EquivError> {
         let all = with_caches(inputs, held);
-        let outputs = self.b.run(step, &all, &mut held.states)?;
+        let outputs = self.b.advance(step, &all, &mut held.states)?;
         self.changes.write(inputs, &outputs, held)?;
         Ok(outputs)
     }
@@ -266,7 +266,11 @@ impl<'f> Trial<'f> {
                 steps => steps.get(at.step).unwrap_or(&none),
             };
             let inputs = generator.inputs(at.draw, given, shapes, at.step, rng)?;
-            match self.a.run(at.step, &inputs, states) {
+            let run = match turn {
+                0 => self.a.advance(at.step, &inputs, states),
+                _ => self.a.run(at.step, &inputs, states),
+            };
+            match run {
                 Ok(outputs) => return Ok((inputs, outputs)),
                 Err(e) if turn == 0 => return Err(e),
                 Err(_) => {
@@ -410,6 +414,14 @@ impl<'f> Runner<'f> {
 
     fn run(&self, step: usize, inputs: &Values, states: &mut Values) -> Result<Values, EquivError> {
         self.interpreter.run(inputs, states).map_err(|e| failed(self.side, step, e))
+    }
+
+    /// [`Runner::run`] that updates states in place; they are lost when it fails.
+    fn advance(&self, step: usize, inputs: &Values, states: &mut Values) -> Result<Values, EquivError> {
+        let advanced = self.interpreter.advance(inputs, std::mem::take(states));
+        let (outputs, new) = advanced.map_err(|e| failed(self.side, step, e))?;
+        *states = new;
+        Ok(outputs)
     }
 
     /// Runs and reports every value with its name and the op that computes it.
