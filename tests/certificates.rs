@@ -20,7 +20,7 @@ use milopt::analysis::layout::{Axis, Layout, Layouts, Stride};
 use milopt::ir::{Dim, Function, OpId, Operand, Program, Symbol, ValueId};
 use milopt::package::{Package, SaveOptions};
 use milopt::passes::{Pipeline, Preset, Report, RunOptions};
-use milopt::rewrite::{HostWrite, InterfaceChange, Source};
+use milopt::rewrite::{Certificate, Factor, HostWrite, InterfaceChange, Source};
 use support::files::{fixtures, listing, packages};
 use support::symbolic::{Arithmetic, Refusal, Tensor, Tensors, evaluate, values};
 use support::{main, save};
@@ -318,12 +318,15 @@ struct IndexMap {
 impl IndexMap {
     /// The layout that the analysis finds, at these sizes.
     fn of(layout: &Layout, size: &impl Fn(&Dim) -> Option<u64>) -> Option<IndexMap> {
-        let stride = |s: &Stride| match s.as_known() {
-            Some(n) => Some(n),
-            None => i64::try_from(size(s.positive()?)?).ok(),
-        };
-        let axis = |digits: &Axis| digits.iter().map(|d| Some((size(&d.extent)?, stride(&d.stride)?))).collect();
-        Some(IndexMap { offset: stride(&layout.offset)?, axes: layout.axes.iter().map(axis).collect::<Option<_>>()? })
+        let axis = |axis: &Axis| axis.iter().map(|d| digit(&d.extent, &d.stride, size)).collect();
+        let axes = layout.axes.iter().map(axis).collect::<Option<_>>()?;
+        Some(IndexMap { offset: stride(&layout.offset, size)?, axes })
+    }
+
+    /// What a certificate says, at these sizes.
+    fn certified(c: &Certificate, size: &impl Fn(&Dim) -> Option<u64>) -> Option<IndexMap> {
+        let axis = |axis: &Vec<Factor>| axis.iter().map(|d| digit(&d.extent, &d.stride, size)).collect();
+        Some(IndexMap { offset: stride(&c.offset, size)?, axes: c.axes.iter().map(axis).collect::<Option<_>>()? })
     }
 
     /// The place in the source of each element, row-major.
@@ -345,6 +348,17 @@ impl IndexMap {
         let sizes = self.axes.iter().map(|axis| axis.iter().map(|(extent, _)| *extent as usize).product::<usize>());
         sizes.eq(value.shape.iter().copied()) && found.eq(value.elements.iter().map(Some))
     }
+}
+
+fn stride(stride: &Stride, size: &impl Fn(&Dim) -> Option<u64>) -> Option<i64> {
+    match stride.as_known() {
+        Some(n) => Some(n),
+        None => i64::try_from(size(stride.positive()?)?).ok(),
+    }
+}
+
+fn digit(extent: &Dim, by: &Stride, size: &impl Fn(&Dim) -> Option<u64>) -> Option<(u64, i64)> {
+    Some((size(extent)?, stride(by, size)?))
 }
 
 /// The unknown sizes of a function as they are when its values have these shapes.
@@ -388,4 +402,47 @@ fn layouts_are_what_is_found_by_looking() {
         }
     }
     assert!(views > 10_000 && orders > 2_000, "{views} {orders}");
+}
+
+/// Whether a product of this function reads the value.
+fn is_multiplied(f: &Function, name: &str) -> bool {
+    let products = ["matmul", "einsum", "scaled_dot_product_attention"];
+    let readers = f.find_value(name).map(|v| f.users(v)).unwrap_or_default();
+    readers.into_iter().any(|op| products.contains(&f.op(op).kind().as_str()))
+}
+
+/// Looks up every element that a certificate tells of, at the sizes of these values. Returns whether another order of digits
+/// would have been another map, which is then not found.
+fn look_up(f: &Function, values: &Tensors, c: &Certificate) -> bool {
+    let sizes = sizes(f, values);
+    let size = |d: &Dim| d.symbols().iter().try_fold(d.coef(), |n, s| Some(n * sizes.get(s)?));
+    let [value, source] = [&c.value, &c.source].map(|name| &values[name.as_str()]);
+    let map = IndexMap::certified(c, &size).unwrap();
+    assert!(map.holds(value, source), "{c}");
+    let other = map.reversed();
+    let is_wrong = other.places() != map.places();
+    assert!(!is_wrong || !other.holds(value, source), "not {c}");
+    is_wrong
+}
+
+#[test]
+fn certificates_are_what_is_found_by_looking() {
+    let (mut certified, mut orders) = (0, 0);
+    for path in fixtures().iter().filter(|path| is_evaluated(path)) {
+        let case = Case::of(path, &Pipeline::default());
+        for report in &case.report.functions {
+            let [before, after] = [&case.before, &case.after].map(|p| p.function(&report.function).unwrap());
+            let fired = report.passes.iter().flat_map(|p| &p.fired);
+            let certificates: Vec<&Certificate> = fired.flat_map(|fired| &fired.certificates).collect();
+            for sample in samples(before, Arithmetic::Ordered) {
+                let values = values(before, &sample.inputs, &sample.states).unwrap();
+                orders += certificates.iter().filter(|c| look_up(before, &values, c)).count();
+            }
+            for c in &certificates {
+                assert!(!is_multiplied(after, &c.value), "{}: {c}", path.display());
+            }
+            certified += certificates.len();
+        }
+    }
+    assert!(certified > 150 && orders > 700, "{certified} {orders}");
 }
