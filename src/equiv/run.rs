@@ -1,6 +1,6 @@
 //! Runs two functions side by side.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use super::compare::{Bound, Difference, Moment, fingerprint};
 use super::inputs::Generator;
@@ -10,7 +10,7 @@ use super::rng::Rng;
 use super::shapes::{self, Shapes};
 use super::{EquivError, Options, Side};
 use crate::interp::{InterpError, Interpreter, Mode, Tensor, Values};
-use crate::ir::{Function, Name, OpId, ValueId};
+use crate::ir::{Function, Name};
 
 /// Storage mode decides on bitwise equality; when it fails, exact mode decides on reassociated equality.
 pub(super) fn compare(
@@ -309,27 +309,19 @@ impl<'f> Trial<'f> {
     }
 
     /// Values that both functions name alike and compute in one shape and with other bits, in the order of the second. A
-    /// value of another shape is one that a pass computes in another layout; one whose readers all give what they gave
-    /// before, as those of a shape do, is none that matters.
+    /// value of another shape is one that a pass computes in another layout.
     fn suspects(&self, at: Moment, start: &Start) -> Result<Vec<Suspect>, EquivError> {
         let mut ours: HashMap<Name, (String, Vec<usize>, u64)> = HashMap::new();
         self.observe_first(at, start, |name, op, t| {
             ours.entry(name).or_insert_with(|| (op, t.shape().to_vec(), fingerprint(t)));
         })?;
-        let (mut suspects, mut equal): (Vec<Suspect>, HashSet<Name>) = Default::default();
+        let mut suspects = Vec::new();
         self.observe_second(at, start, |name, _, t| {
             let Some((op, shape, bits)) = ours.remove(&name) else { return };
             if shape == t.shape() && bits != fingerprint(t) {
                 suspects.push(Suspect { name, op, elements: t.len() });
-            } else if shape == t.shape() {
-                equal.insert(name);
             }
         })?;
-        for at in (0..suspects.len()).rev() {
-            if !self.b.matters(&suspects[at].name, &equal) {
-                equal.insert(suspects.remove(at).name);
-            }
-        }
         Ok(suspects)
     }
 
@@ -439,17 +431,6 @@ impl<'f> Runner<'f> {
         };
         let run = self.interpreter.run_observed(inputs, states, &mut observer);
         run.map(drop).map_err(|e| failed(self.side, step, e))
-    }
-
-    /// Whether a value is returned, written to a state or read by an op of which some result is not among the `equal` ones.
-    fn matters(&self, name: &str, equal: &HashSet<Name>) -> bool {
-        let Some(v) = self.f.find_value(name) else { return true };
-        let is_equal = |&r: &ValueId| equal.contains(self.f.value(r).name());
-        let is_harmless = |op: OpId| {
-            let results = self.f.op(op).results();
-            !results.is_empty() && results.iter().all(is_equal)
-        };
-        self.f.is_output(v) || !self.f.users(v).into_iter().all(is_harmless)
     }
 
     /// The op that computes an output, or the last one that writes a state.
