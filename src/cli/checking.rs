@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::{Failure, run};
-use crate::equiv::{self, Options, Scope};
+use crate::equiv::{Draw, Options, Scope};
 use crate::ir::Function;
 
 /// Options of a comparison.
@@ -19,9 +19,10 @@ pub(super) struct Checking {
     /// How many seeds to run all steps for, counted up from the first
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// Kinds of content to run all steps for: `all`, or some of them
-    #[arg(long, value_name = "KIND,..", value_delimiter = ',', value_enum, default_value = "normal")]
-    draw: Vec<Draw>,
+    /// Kinds of content to run all steps for, or `all`: normal is N(0, 1); in large some elements are 1024 times as large;
+    /// ties are halves from -1 to 1; zeros are +0 and -0; in masked no mask lets anything through
+    #[arg(long, value_name = "KIND,..", value_parser = parse_draws, default_value = "normal")]
+    draw: Draws,
     /// Draw an integer input from LO..HI, HI excluded; may be given once for each input
     #[arg(long = "range", value_name = "NAME=LO..HI", value_parser = parse_range)]
     ranges: Vec<(String, Range<i64>)>,
@@ -43,44 +44,13 @@ pub(super) struct Checking {
     full: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
-enum Draw {
-    /// Every kind
-    All,
-    /// N(0, 1)
-    Normal,
-    /// Some elements are 1024 times as large
-    Large,
-    /// Halves from -1 to 1: equal scores
-    Ties,
-    /// +0 and -0
-    Zeros,
-    /// Masks let nothing through
-    Masked,
-}
-
-impl Draw {
-    fn kinds(self) -> Vec<equiv::Draw> {
-        match self {
-            Draw::All => equiv::Draw::ALL.to_vec(),
-            Draw::Normal => vec![equiv::Draw::Normal],
-            Draw::Large => vec![equiv::Draw::Large],
-            Draw::Ties => vec![equiv::Draw::Ties],
-            Draw::Zeros => vec![equiv::Draw::Zeros],
-            Draw::Masked => vec![equiv::Draw::Masked],
-        }
-    }
-}
+/// Kinds of content.
+#[derive(Clone, PartialEq, Debug)]
+struct Draws(Vec<Draw>);
 
 impl Checking {
     /// What the comparison is to do. `package` and `f` are what the arrays of --inputs are for.
     pub(super) fn options(&self, steps: usize, package: &Path, f: Option<&Function>) -> Result<Options, Failure> {
-        let mut draws: Vec<equiv::Draw> = Vec::new();
-        for kind in self.draw.iter().flat_map(|d| d.kinds()) {
-            if !draws.contains(&kind) {
-                draws.push(kind);
-            }
-        }
         let (given, given_states) = match (&self.inputs, f) {
             (Some(path), Some(f)) => run::given(package, path, f, self.stepped)?,
             (Some(_), None) => {
@@ -92,7 +62,7 @@ impl Checking {
             steps,
             seed: self.seed,
             seeds: self.seeds,
-            draws,
+            draws: self.draw.0.clone(),
             given,
             given_states,
             scope: match (self.local, self.full) {
@@ -111,7 +81,7 @@ impl Checking {
         let used = [
             ("--seed", self.seed != 0),
             ("--seeds", self.seeds != 1),
-            ("--draw", self.draw != [Draw::Normal]),
+            ("--draw", self.draw.0 != [Draw::Normal]),
             ("--range", !self.ranges.is_empty()),
             ("--shape", !self.shapes.is_empty()),
             ("--inputs", self.inputs.is_some()),
@@ -140,6 +110,21 @@ fn parse_range(text: &str) -> Result<(String, Range<i64>), String> {
     parse().ok_or_else(|| "NAME=LO..HI with LO < HI is needed".into())
 }
 
+/// Kinds by name, each once.
+fn parse_draws(text: &str) -> Result<Draws, String> {
+    let mut draws: Vec<Draw> = Vec::new();
+    for name in text.split(',').map(str::trim) {
+        let named = Draw::ALL.into_iter().filter(|kind| name == "all" || name == kind.to_string());
+        let named: Vec<Draw> = named.collect();
+        if named.is_empty() {
+            let known = Draw::ALL.map(|kind| kind.to_string()).join(", ");
+            return Err(format!("there is no kind `{name}`; there are all, {known}"));
+        }
+        draws.extend(named.into_iter().filter(|kind| !draws.contains(kind)).collect::<Vec<_>>());
+    }
+    Ok(Draws(draws))
+}
+
 fn parse_shape(text: &str) -> Result<(String, Vec<usize>), String> {
     let parse = || {
         let (name, sizes) = text.rsplit_once('=')?;
@@ -161,6 +146,16 @@ mod tests {
             assert!(parse_range(bad).is_err(), "{bad}");
         }
         assert!(parse_steps("0").is_err());
+    }
+
+    #[test]
+    fn draws() {
+        let parsed = |text: &str| parse_draws(text).map(|d| d.0);
+        assert_eq!(parsed("ties,all"), Ok(vec![Draw::Ties, Draw::Normal, Draw::Large, Draw::Zeros, Draw::Masked]));
+        assert_eq!(parsed("zeros,zeros"), Ok(vec![Draw::Zeros]));
+        for bad in ["", "tie", "normal,"] {
+            assert!(parse_draws(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

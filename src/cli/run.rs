@@ -74,8 +74,7 @@ impl Run {
         let mut outputs: BTreeMap<String, Vec<Literal>> = BTreeMap::new();
         for step in 0..steps {
             spinner.say(format!("step {} of {steps}", step + 1));
-            let inputs = feeds.iter().map(|feed| Ok((feed.name.as_str().into(), feed.tensor(step)?)));
-            let inputs = inputs.collect::<Result<Values, String>>().map_err(|e| about(&self.inputs, e))?;
+            let inputs = at_step(&feeds, step).map_err(|e| about(&self.inputs, e))?;
             let (computed, new) = interpreter.advance(&inputs, states).map_err(|e| about(&self.package, e))?;
             states = new;
             for (name, tensor) in computed {
@@ -134,11 +133,13 @@ pub(super) fn given(
     let states = arrays.states(f)?;
     arrays.tell_unused();
     let steps = if stepped { arrays.steps(&feeds)? } else { 1 };
-    let step = |step: usize| {
-        let tensors = feeds.iter().map(|feed| Ok((feed.name.as_str().into(), feed.tensor(step)?)));
-        tensors.collect::<Result<Values, String>>().map_err(|e| about(inputs, e))
-    };
-    Ok(((0..steps).map(step).collect::<Result<_, _>>()?, states))
+    let given = (0..steps).map(|step| at_step(&feeds, step)).collect::<Result<_, _>>();
+    Ok((given.map_err(|e| about(inputs, e))?, states))
+}
+
+/// What the inputs get at a step.
+fn at_step(feeds: &[Feed], step: usize) -> Result<Values, String> {
+    feeds.iter().map(|feed| Ok((feed.name.as_str().into(), feed.tensor(step)?))).collect()
 }
 
 /// What one input gets: the elements of every step, one after the other.

@@ -36,7 +36,8 @@ impl Halves {
             form.block(f, f.body());
             for &v in f.inputs() {
                 let name = f.value(v).name();
-                let told = options.ranges.contains_key(name) || options.given.iter().any(|g| g.contains_key(name));
+                let mut given = options.given.iter().chain([&options.given_states]);
+                let told = options.ranges.contains_key(name) || given.any(|g| g.contains_key(name));
                 let role = if told {
                     name.as_str()
                 } else if name.contains("mask") {

@@ -182,16 +182,24 @@ fn constants(
     mut number: impl FnMut(&Literal) -> Result<usize, LiteralError>,
 ) -> Result<HashMap<Literal, usize>, LiteralError> {
     let mut numbers = HashMap::new();
-    for op in f.all_ops() {
-        let operands = f.op(op).operands().iter().filter_map(|o| f.operand_literal(o));
-        let attributes = f.op(op).attributes().map(|(_, l)| f.literal(l));
-        for literal in operands.chain(attributes) {
-            if !numbers.contains_key(literal) {
-                numbers.insert(literal.clone(), number(literal)?);
+    let mut failed = None;
+    for_each_literal(f, |literal| {
+        if failed.is_none() && !numbers.contains_key(literal) {
+            match number(literal) {
+                Ok(n) => _ = numbers.insert(literal.clone(), n),
+                Err(e) => failed = Some(e),
             }
         }
+    });
+    failed.map_or(Ok(numbers), Err)
+}
+
+/// Visits the constants that ops of a function bind, nested blocks included.
+pub(super) fn for_each_literal(f: &Function, mut visit: impl FnMut(&Literal)) {
+    for op in f.all_ops() {
+        f.op(op).operands().iter().filter_map(|o| f.operand_literal(o)).for_each(&mut visit);
+        f.op(op).attributes().for_each(|(_, l)| visit(f.literal(l)));
     }
-    Ok(numbers)
 }
 
 /// Two functions, op by op.

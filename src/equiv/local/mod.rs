@@ -10,9 +10,9 @@
 //!
 //! If every region gives equal results for equal inputs, the functions do: unpaired ops are all inside regions, and paired
 //! ops compute the same from the same. What this cannot see is a rewrite that is right only for the values that the rest
-//! of the function lets through: it is reported as a difference. Integers, bools and small tensors are computed from where
-//! they come from rather than drawn, as far as they come from other small ones, so that positions, sizes and masks keep
-//! the relations that rewrites rely on.
+//! of the function lets through: it is reported as a difference. Integers, bools, what follows from them alone, and
+//! views of what else a region reads are computed from where they come from rather than drawn, so that positions, sizes and
+//! masks keep the relations that rewrites rely on.
 //!
 //! A pass may leave a name to a value that it makes something else, where all that reads it is right again further on. A
 //! region that differs is therefore made wider by what reads the values that differ, as long as those ops have no weights.
@@ -31,7 +31,7 @@ use super::shapes::{self, Shapes};
 use super::uses::Sizes;
 use super::{EquivError, Options, run};
 use crate::analysis::values;
-use crate::ir::{Dim, Function, Id, Name, TensorType, ValueId, ValueType};
+use crate::ir::{Dim, Function, Id, LiteralData, Name, TensorType, ValueId, ValueType};
 use crate::rewrite::InterfaceChange;
 use cut::Halves;
 use diff::Diff;
@@ -169,15 +169,11 @@ fn pinned(f: &Function, shapes: &Shapes, sizes: &Sizes) -> Function {
 /// Bytes of weights that a function refers to, each blob once.
 pub(super) fn weight_bytes(f: &Function) -> u64 {
     let mut blobs: BTreeMap<(Name, u64), u64> = BTreeMap::new();
-    let mut note = |literal: &crate::ir::Literal| {
-        if let (crate::ir::LiteralData::Blob(blob), Some(ty)) = (&literal.data, literal.ty.as_tensor()) {
+    diff::for_each_literal(f, |literal| {
+        if let (LiteralData::Blob(blob), Some(ty)) = (&literal.data, literal.ty.as_tensor()) {
             blobs.insert((blob.file.as_ref().into(), blob.offset), ty.byte_len().unwrap_or(0));
         }
-    };
-    for op in f.all_ops() {
-        f.op(op).operands().iter().filter_map(|o| f.operand_literal(o)).for_each(&mut note);
-        f.op(op).attributes().for_each(|(_, l)| note(f.literal(l)));
-    }
+    });
     blobs.values().fold(0, |sum, n| sum.saturating_add(*n))
 }
 
